@@ -1,0 +1,7 @@
+"""Recurrent layers with the contract of ``nn.GRU``."""
+
+from deepmemory.nn.classic import GRU, LSTM, RNN
+from deepmemory.nn.dmu import DMU, DMUCell
+from deepmemory.nn.rhn import RHN, RHNCell
+
+__all__ = ["DMU", "GRU", "LSTM", "RHN", "RNN", "DMUCell", "RHNCell"]

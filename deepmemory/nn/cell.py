@@ -1,0 +1,69 @@
+"""What single-step cells share, with the contract of ``nn.GRUCell``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from deepmemory.nn.definition import Definition
+from deepmemory.ops import plain
+
+
+class Cell(nn.Module):
+    """One step of one layer: ``h = cell(x, h)``."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        for option, size in (("input_size", input_size), ("hidden_size", hidden_size)):
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{type(self).__name__}: {option} should be of type int, got: {type(size).__name__}")
+            if size <= 0:
+                raise ValueError(f"{type(self).__name__}: {option} must be greater than zero, got {size}")
+        self.definition = definition
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.bias = bool(bias)
+        shapes = definition.shapes(input_size, hidden_size, self.bias)
+        self._names = list(shapes)
+        for name, shape in shapes.items():
+            setattr(self, name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Start again from fresh initial weights."""
+        weights = {name: getattr(self, name) for name in self._names}
+        self.definition.reset(weights, self.input_size, self.hidden_size)
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+
+    def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
+        """The next state: input (B, m) or (m), state (B, d) or (d)."""
+        name = type(self).__name__
+        if input.dim() not in (1, 2):
+            raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
+        if hx is not None and hx.dim() not in (1, 2):
+            raise ValueError(f"{name}: Expected hidden to be 1D or 2D, got {hx.dim()}D instead")
+        if input.shape[-1] != self.input_size:
+            raise RuntimeError(f"{name}: input has {input.shape[-1]} features, expected {self.input_size}")
+        expected = (*input.shape[:-1], self.hidden_size)
+        if hx is None:
+            hx = input.new_zeros(expected)
+        elif hx.shape != expected:
+            raise RuntimeError(f"{name}: Expected hidden size {tuple(expected)}, got {list(hx.shape)}")
+        return self._step(input, hx)
+
+    def _step(self, x: Tensor, h: Tensor) -> Tensor:
+        rec = self.definition.recurrence(self.bias)
+        weights = [getattr(self, name) for name in self._names]
+        projected = nn.functional.linear(x, *rec.input_weights(weights))
+        return plain.STEP[rec.cell](rec, projected, (h,), weights)[0]

@@ -1,0 +1,219 @@
+"""RNN, GRU and LSTM with torch's signatures and state_dict keys, on our engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from deepmemory.nn.definition import Classic
+from deepmemory.nn.recurrent import Recurrent
+
+
+class RNN(Recurrent):
+    r"""Elman network, :math:`h_t = \tanh(W_{ih} x_t + b_{ih} + W_{hh} h_{t-1} + b_{hh})`.
+
+    Takes ``nn.RNN``'s arguments and state_dict, and works where that cannot: under ``torch.vmap`` over
+    weights, with ``lengths=``, with layers of different widths.
+
+    >>> import torch, deepmemory as dm
+    >>> theirs, ours = torch.nn.RNN(4, 8), dm.RNN(4, 8)
+    >>> ours.load_state_dict(theirs.state_dict())
+    <All keys matched successfully>
+    >>> x = torch.randn(5, 3, 4)
+    >>> torch.allclose(theirs(x)[0], ours(x)[0], atol=1e-5)
+    True
+
+    Args:
+        input_size: Features of x.
+        hidden_size: Features of the state, or a list with one width per layer.
+        num_layers: Layers stacked on one another.
+        nonlinearity: ``"tanh"`` or ``"relu"``.
+        bias: ``False`` leaves out all biases.
+        batch_first: ``True`` takes and gives (batch, time, features).
+        dropout: Probability of dropout on the output of every layer but the last.
+        bidirectional: ``True`` adds a second network that reads backwards.
+        device: Where the weights are made.
+        dtype: Of the weights.
+        engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
+        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | Sequence[int],
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        engine: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        if nonlinearity not in ("tanh", "relu"):
+            raise ValueError(f"RNN: Unknown nonlinearity {nonlinearity!r}. Select from 'tanh' or 'relu'.")
+        super().__init__(
+            Classic("rnn", nonlinearity),
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            engine=engine,
+            recompute=recompute,
+        )
+        self.nonlinearity = nonlinearity
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        return super().extra_repr() + ("" if self.nonlinearity == "tanh" else ", nonlinearity='relu'")
+
+
+class GRU(Recurrent):
+    r"""Gated recurrent unit, in torch's form with the reset gate on the state's side of the candidate:
+
+    .. math::
+        r_t &= \sigma(W_{ir} x_t + b_{ir} + W_{hr} h_{t-1} + b_{hr}) \\
+        z_t &= \sigma(W_{iz} x_t + b_{iz} + W_{hz} h_{t-1} + b_{hz}) \\
+        n_t &= \tanh(W_{in} x_t + b_{in} + r_t \circ (W_{hn} h_{t-1} + b_{hn})) \\
+        h_t &= (1 - z_t) \circ n_t + z_t \circ h_{t-1}
+
+    Takes ``nn.GRU``'s arguments and state_dict, and works where that cannot: under ``torch.vmap`` over
+    weights, with ``lengths=``, with layers of different widths.
+
+    >>> import torch, deepmemory as dm
+    >>> theirs, ours = torch.nn.GRU(4, 8), dm.GRU(4, 8)
+    >>> ours.load_state_dict(theirs.state_dict())
+    <All keys matched successfully>
+    >>> x = torch.randn(5, 3, 4)
+    >>> torch.allclose(theirs(x)[0], ours(x)[0], atol=1e-5)
+    True
+
+    Args:
+        input_size: Features of x.
+        hidden_size: Features of the state, or a list with one width per layer.
+        num_layers: Layers stacked on one another.
+        bias: ``False`` leaves out all biases.
+        batch_first: ``True`` takes and gives (batch, time, features).
+        dropout: Probability of dropout on the output of every layer but the last.
+        bidirectional: ``True`` adds a second network that reads backwards.
+        device: Where the weights are made.
+        dtype: Of the weights.
+        engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
+        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | Sequence[int],
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        engine: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(
+            Classic("gru"),
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            engine=engine,
+            recompute=recompute,
+        )
+
+
+class LSTM(Recurrent):
+    r"""Long short-term memory:
+
+    .. math::
+        i_t, f_t, o_t &= \sigma(W_{i*} x_t + b_{i*} + W_{h*} h_{t-1} + b_{h*}) \\
+        g_t &= \tanh(W_{ig} x_t + b_{ig} + W_{hg} h_{t-1} + b_{hg}) \\
+        c_t &= f_t \circ c_{t-1} + i_t \circ g_t \\
+        h_t &= o_t \circ \tanh(c_t)
+
+    Takes ``nn.LSTM``'s arguments and state_dict, and works where that cannot: under ``torch.vmap`` over
+    weights, with ``lengths=``, with layers of different widths. The state is ``(h, c)``.
+
+    >>> import torch, deepmemory as dm
+    >>> theirs, ours = torch.nn.LSTM(4, 8), dm.LSTM(4, 8)
+    >>> ours.load_state_dict(theirs.state_dict())
+    <All keys matched successfully>
+    >>> x = torch.randn(5, 3, 4)
+    >>> torch.allclose(theirs(x)[0], ours(x)[0], atol=1e-5)
+    True
+
+    Args:
+        input_size: Features of x.
+        hidden_size: Features of the state, or a list with one width per layer.
+        num_layers: Layers stacked on one another.
+        bias: ``False`` leaves out all biases.
+        batch_first: ``True`` takes and gives (batch, time, features).
+        dropout: Probability of dropout on the output of every layer but the last.
+        bidirectional: ``True`` adds a second network that reads backwards.
+        proj_size: Features of the output after a projection of h; 0 is none. Runs on the plain engine.
+        device: Where the weights are made.
+        dtype: Of the weights.
+        engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
+        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | Sequence[int],
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        engine: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        if proj_size < 0:
+            raise ValueError(f"LSTM: proj_size should be a positive integer or zero, got {proj_size}")
+        if proj_size >= (hidden_size if isinstance(hidden_size, int) else min(hidden_size)):
+            raise ValueError(f"LSTM: proj_size has to be smaller than hidden_size, got {proj_size} and {hidden_size}")
+        super().__init__(
+            Classic("lstm", proj_size=proj_size),
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            engine=engine,
+            recompute=recompute,
+        )
+        self.proj_size = proj_size
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        return super().extra_repr() + (f", proj_size={self.proj_size}" if self.proj_size else "")

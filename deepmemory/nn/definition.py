@@ -1,0 +1,185 @@
+"""What sets the five cells apart: the names and shapes of their weights and how those start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from deepmemory.ops.recurrence import ACTIVATIONS, LEAKY_SLOPE, Recurrence
+
+Shape = tuple[int, ...]
+
+
+class Definition(Protocol):
+    """One kind of cell, for any input and state size."""
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
+        """Names and shapes of a layer's weights, in the order that :class:`Recurrence` gives."""
+
+    def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
+        """Fill a layer's weights with their initial values."""
+
+    def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
+        """The function the weights go into."""
+
+    def state_sizes(self, hidden_size: int) -> tuple[int, ...]:
+        """Features of each state tensor; the first one is also the output's."""
+
+
+def layer_names(name: str, layers: int) -> list[str]:
+    """``name_2`` to ``name_n``: the second and later linear layers of a transition."""
+    return [f"{name}_{k}" for k in range(2, layers + 1)]
+
+
+def transition_shapes(
+    widths: list[int], input_size: int, hidden_size: int, inner: list[int], bias: bool
+) -> dict[str, Shape]:
+    """First linear layer on [x, h], kept in two parts, then one weight and bias for each further layer."""
+    first = widths[0]
+    shapes: dict[str, Shape] = {"weight_ih": (first, input_size), "weight_hh": (first, hidden_size)}
+    if bias:
+        shapes["bias_1"] = (first,)
+    names = zip(layer_names("weight", len(widths)), layer_names("bias", len(widths)), strict=True)
+    for (weight, bias_name), out_size, in_size in zip(names, widths[1:], inner, strict=True):
+        shapes[weight] = (out_size, in_size)
+        if bias:
+            shapes[bias_name] = (out_size,)
+    return shapes
+
+
+@dataclass(frozen=True)
+class DeepMemory:
+    """The DMU cell with a dense transition."""
+
+    transition: tuple[int, ...] | None  # widths of the hidden layers; None is one as wide as the state
+    activation: str
+    memory_bias: float
+
+    def __post_init__(self) -> None:
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {self.activation!r}; choose from {', '.join(ACTIVATIONS)}")
+
+    def hidden_widths(self, hidden_size: int) -> list[int]:
+        """Widths of the hidden layers for a state of this size."""
+        return [hidden_size] if self.transition is None else list(self.transition)
+
+    @property
+    def depth(self) -> int:
+        """n: the linear layers of the transition."""
+        return 2 if self.transition is None else len(self.transition) + 1
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
+        """See :class:`Definition`."""
+        hidden = self.hidden_widths(hidden_size)
+        return transition_shapes([*hidden, 2 * hidden_size], input_size, hidden_size, hidden, bias)
+
+    @torch.no_grad()
+    def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
+        """Xavier uniform with zero biases; the output layer has gain 1 and z gets ``memory_bias``."""
+        hidden_gain = activation_gain(self.activation)
+        last = f"_{self.depth}"
+        for name, weight in weights.items():
+            if name.startswith("bias"):
+                weight.zero_()
+                if name.endswith(last):
+                    weight[:hidden_size] += self.memory_bias
+                continue
+            fan_in, is_last = weight.shape[1], name.endswith(last)
+            if name in ("weight_ih", "weight_hh"):  # two parts of one matrix on [x, h]
+                fan_in, is_last = input_size + hidden_size, self.depth == 1
+            gain = 1.0 if is_last else hidden_gain
+            bound = gain * math.sqrt(6 / (fan_in + weight.shape[0]))
+            weight.uniform_(-bound, bound)
+
+    def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
+        """See :class:`Definition`."""
+        return Recurrence("dmu", self.activation, bias, reverse)
+
+    def state_sizes(self, hidden_size: int) -> tuple[int, ...]:
+        """See :class:`Definition`."""
+        return (hidden_size,)
+
+
+def activation_gain(activation: str) -> float:
+    """Xavier's gain after this activation; silu and gelu pass about what relu does."""
+    if activation == "leaky_relu":
+        return nn.init.calculate_gain("leaky_relu", LEAKY_SLOPE)
+    return nn.init.calculate_gain("tanh" if activation == "tanh" else "relu")
+
+
+@dataclass(frozen=True)
+class Highway:
+    """The Recurrent Highway Network cell with coupled carry gate."""
+
+    depth: int  # micro-layers per step
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.depth, int) or self.depth < 1:
+            raise ValueError(f"depth should be an integer of at least 1, got {self.depth!r}")
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
+        """See :class:`Definition`."""
+        inner = [hidden_size] * (self.depth - 1)
+        return transition_shapes([2 * hidden_size] * self.depth, input_size, hidden_size, inner, bias)
+
+    @torch.no_grad()
+    def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
+        """What ``nn.Linear`` does; the one bias per gate belongs to the recurrent side."""
+        for name, weight in weights.items():
+            bound = 1 / math.sqrt(input_size if name == "weight_ih" else hidden_size)
+            weight.uniform_(-bound, bound)
+
+    def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
+        """See :class:`Definition`."""
+        return Recurrence("rhn", "tanh", bias, reverse)
+
+    def state_sizes(self, hidden_size: int) -> tuple[int, ...]:
+        """See :class:`Definition`."""
+        return (hidden_size,)
+
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+
+
+@dataclass(frozen=True)
+class Classic:
+    """RNN, GRU and LSTM with torch's names, shapes and initialisation."""
+
+    cell: str
+    nonlinearity: str = "tanh"
+    proj_size: int = 0  # of the LSTM's output; 0 is none
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
+        """See :class:`Definition`."""
+        rows = GATES[self.cell] * hidden_size
+        shapes: dict[str, Shape] = {
+            "weight_ih": (rows, input_size),
+            "weight_hh": (rows, self.state_sizes(hidden_size)[0]),
+        }
+        if bias:
+            shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+        if self.proj_size:
+            shapes["weight_hr"] = (self.proj_size, hidden_size)
+        return shapes
+
+    @torch.no_grad()
+    def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
+        """Uniform within one over the root of the state's size, as in ``torch.nn``."""
+        bound = 1 / math.sqrt(hidden_size)
+        for weight in weights.values():
+            weight.uniform_(-bound, bound)
+
+    def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
+        """See :class:`Definition`."""
+        return Recurrence(self.cell, self.nonlinearity, bias, reverse)
+
+    def state_sizes(self, hidden_size: int) -> tuple[int, ...]:
+        """See :class:`Definition`."""
+        if self.cell == "lstm":
+            return (self.proj_size or hidden_size, hidden_size)
+        return (hidden_size,)

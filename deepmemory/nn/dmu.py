@@ -1,0 +1,287 @@
+"""The Deep Memory Update layer and cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from deepmemory.nn.cell import Cell
+from deepmemory.nn.definition import DeepMemory
+from deepmemory.nn.recurrent import Recurrent, State
+from deepmemory.ops import plain
+
+Transition = Sequence[int] | nn.Module | Sequence[nn.Module] | None
+
+
+def linear_layers(transition: nn.Module) -> int:
+    """n of a transition given as a module: its weight matrices, each counted once."""
+    return max(1, sum(parameter.dim() >= 2 for parameter in transition.parameters()))
+
+
+def check_widths(name: str, transition: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Hidden widths as a tuple, or an error that says what a transition can be."""
+    if transition is None:
+        return None
+    if isinstance(transition, str) or not isinstance(transition, Sequence):
+        raise TypeError(
+            f"{name}: transition should be a list of widths, an nn.Module or None, got: {type(transition).__name__}"
+        )
+    if not all(type(width) is int and width > 0 for width in transition):
+        raise ValueError(f"{name}: transition should list positive integer widths, got {list(transition)}")
+    return tuple(transition)
+
+
+def check_memory_bias(name: str, memory_bias: float, bias: bool, own_module: bool) -> float:
+    """A bias on z needs a bias that is ours to set."""
+    if memory_bias and own_module:
+        raise ValueError(
+            f"{name}: memory_bias={memory_bias} cannot be set on a transition given as a module; "
+            "add it to the first hidden_size entries of that module's last bias"
+        )
+    if memory_bias and not bias:
+        raise ValueError(f"{name}: memory_bias={memory_bias} needs bias=True")
+    return float(memory_bias)
+
+
+def check_transformed(name: str, transformed: Tensor, hidden_size: int) -> Tensor:
+    """A transition given as a module must end in z and candidate."""
+    if transformed.shape[-1] != 2 * hidden_size:
+        raise RuntimeError(
+            f"{name}: the transition should give 2 * hidden_size = {2 * hidden_size} features, "
+            f"[z, candidate], got {transformed.shape[-1]}"
+        )
+    return transformed
+
+
+class DMU(Recurrent):
+    r"""Deep Memory Update: a recurrent layer whose state goes through a feedforward network of any depth.
+
+    .. math::
+        \langle z_t, \hat h_t \rangle &= \mathrm{FNN}([x_t, h_{t-1}]) \\
+        h_t &= h_{t-1} \circ \sigma(z_t) + \tanh(\hat h_t) \circ (1 - \sigma(z_t))
+
+    Takes the place of ``nn.GRU``. Train it with :func:`deepmemory.parameter_groups`, which gives the
+    module a learning rate of lr / 2n, n being the linear layers of the transition.
+
+    >>> import torch, deepmemory as dm
+    >>> rnn = dm.DMU(10, 20, num_layers=2)
+    >>> output, h_n = rnn(torch.randn(5, 3, 10))
+    >>> output.shape, h_n.shape
+    (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
+
+    Args:
+        input_size: Features of x.
+        hidden_size: Features d of the state, or a list with one width per layer.
+        num_layers: Layers stacked on one another.
+        bias: ``False`` leaves out all biases.
+        batch_first: ``True`` takes and gives (batch, time, features).
+        dropout: Probability of dropout on the output of every layer but the last.
+        bidirectional: ``True`` adds a second network that reads backwards.
+        device: Where the weights are made.
+        dtype: Of the weights.
+        transition: Hidden part of the feedforward network: a list of widths (``[]`` is the basic module,
+            n = 1), ``None`` for one hidden layer as wide as the state (n = 2), or any ``nn.Module`` from
+            ``[x, h]`` to ``[z, candidate]`` (a list of them where there are several layers or directions),
+            which runs on the plain engine.
+        activation: Of the hidden layers: leaky_relu, relu, tanh, silu or gelu.
+        memory_bias: Added to the bias of z at initialisation; 3 makes a fresh module keep its state.
+        engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
+        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+
+    Shapes, with D = 2 if bidirectional, else 1:
+
+    ==========  ===========================================================================
+    input       (T, B, input_size), (B, T, input_size) with batch_first, (T, input_size) for
+                one sequence, or a ``PackedSequence``
+    hx          (D * num_layers, B, d), without B for one sequence; zeros if not given. A tuple
+                of one (D, B, d_l) tensor per layer where layers differ in width
+    lengths     (B,): step t of sequence b is real while ``t < lengths[b]``; past it the state
+                stays as it is and the output is zero
+    output      (T, B, D * d), laid out like the input
+    h_n         like hx
+    ==========  ===========================================================================
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | Sequence[int],
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        transition: Transition = None,
+        activation: str = "leaky_relu",
+        memory_bias: float = 0.0,
+        engine: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        modules = self._modules_given(transition)
+        widths = None if modules is not None else check_widths("DMU", transition)  # type: ignore[arg-type]
+        memory_bias = check_memory_bias("DMU", memory_bias, bias, modules is not None)
+        definition = DeepMemory(widths, activation, memory_bias)
+        super().__init__(
+            GivenTransition(definition) if modules is not None else definition,
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            engine=engine,
+            recompute=recompute,
+        )
+        self.activation = activation
+        self.memory_bias = memory_bias
+        self.transition: list[int] | nn.ModuleList | None
+        if modules is None:
+            self.transition = None if widths is None else list(widths)
+            return
+        if len(modules) != self.num_layers * self._directions:
+            raise ValueError(
+                f"DMU: {self.num_layers} layer(s) in {self._directions} direction(s) need a list of "
+                f"{self.num_layers * self._directions} transition modules, layer by layer, got {len(modules)}"
+            )
+        if engine not in ("auto", "plain"):
+            raise ValueError(f"DMU: a transition given as a module runs on the plain engine, not on {engine!r}")
+        self.transition = nn.ModuleList(modules).to(device=device, dtype=dtype)
+
+    @staticmethod
+    def _modules_given(transition: Transition) -> list[nn.Module] | None:
+        if isinstance(transition, nn.Module):
+            return [transition]
+        if isinstance(transition, Sequence) and any(isinstance(part, nn.Module) for part in transition):
+            return list(transition)  # type: ignore[arg-type]
+        return None
+
+    @property
+    def depth(self) -> int:
+        """n: the linear layers of the transition, the largest where layers differ."""
+        if isinstance(self.transition, nn.ModuleList):
+            return max(linear_layers(module) for module in self.transition)
+        assert isinstance(self.definition, DeepMemory)
+        return self.definition.depth
+
+    def transition_weights(self, layer: int = 0, direction: int = 0) -> list[tuple[Tensor, Tensor | None]]:
+        """The feedforward network as (weight, bias) pairs; the first acts on [x, h], the last gives [z, candidate]."""
+        if isinstance(self.transition, nn.ModuleList):
+            raise TypeError("DMU: a transition given as a module has no fixed list of weights; see .transition")
+        if not (0 <= layer < self.num_layers and 0 <= direction < self._directions):
+            raise IndexError(
+                f"DMU: no layer {layer}, direction {direction}; there are {self.num_layers} layer(s) "
+                f"and {self._directions} direction(s)"
+            )
+        return joined_weights(self._weights(layer, direction), self.bias)
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        own = ""
+        if isinstance(self.transition, list):
+            own += f", transition={self.transition}"
+        if self.activation != "leaky_relu":
+            own += f", activation={self.activation!r}"
+        if self.memory_bias:
+            own += f", memory_bias={self.memory_bias}"
+        return super().extra_repr() + own
+
+    def _run(
+        self, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None
+    ) -> tuple[Tensor, State]:
+        if not isinstance(self.transition, nn.ModuleList):
+            return super()._run(layer, direction, x, state, lengths)
+        transition, width = self.transition[layer * self._directions + direction], self._widths[layer]
+
+        def step(x_t: Tensor, state: State) -> State:
+            (h,) = state
+            transformed = check_transformed("DMU", transition(torch.cat([x_t, h], -1)), width)
+            return (plain.memory_update(transformed, h),)
+
+        return plain.iterate(step, plain.without_padding(x, lengths), state, lengths, reverse=bool(direction))
+
+
+class GivenTransition(DeepMemory):
+    """A DMU cell whose weights live in a module of the caller's."""
+
+    def __init__(self, definition: DeepMemory) -> None:
+        super().__init__(definition.transition, definition.activation, definition.memory_bias)
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, tuple[int, ...]]:
+        """None of our own."""
+        return {}
+
+
+def joined_weights(weights: list[Tensor], bias: bool) -> list[tuple[Tensor, Tensor | None]]:
+    """Flat weights of a layer as (weight, bias) pairs, the first weight acting on [x, h]."""
+    rec = DeepMemory(None, "leaky_relu", 0.0).recurrence(bias)
+    first = (torch.cat(weights[:2], -1), weights[2] if bias else None)
+    return [first, *rec.deeper(weights)]
+
+
+class DMUCell(Cell):
+    r"""One step of :class:`DMU`, with the contract of ``nn.GRUCell``: ``h = cell(x, h)``.
+
+    >>> import torch, deepmemory as dm
+    >>> cell = dm.DMUCell(10, 20)
+    >>> cell(torch.randn(3, 10)).shape
+    torch.Size([3, 20])
+
+    Args:
+        input_size: Features of x.
+        hidden_size: Features of the state.
+        bias: ``False`` leaves out all biases.
+        device: Where the weights are made.
+        dtype: Of the weights.
+        transition: As for :class:`DMU`: widths, ``None`` or one ``nn.Module``.
+        activation: Of the hidden layers.
+        memory_bias: Added to the bias of z at initialisation.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        transition: Sequence[int] | nn.Module | None = None,
+        activation: str = "leaky_relu",
+        memory_bias: float = 0.0,
+    ) -> None:
+        given = isinstance(transition, nn.Module)
+        widths = None if isinstance(transition, nn.Module) else check_widths("DMUCell", transition)
+        memory_bias = check_memory_bias("DMUCell", memory_bias, bias, given)
+        definition = DeepMemory(widths, activation, memory_bias)
+        super().__init__(
+            GivenTransition(definition) if given else definition, input_size, hidden_size, bias, device, dtype
+        )
+        self.activation = activation
+        self.memory_bias = memory_bias
+        self.transition: nn.Module | list[int] | None
+        if isinstance(transition, nn.Module):
+            self.transition = transition.to(device=device, dtype=dtype)
+        else:
+            self.transition = None if widths is None else list(widths)
+
+    @property
+    def depth(self) -> int:
+        """n: the linear layers of the transition."""
+        if isinstance(self.transition, nn.Module):
+            return linear_layers(self.transition)
+        assert isinstance(self.definition, DeepMemory)
+        return self.definition.depth
+
+    def _step(self, x: Tensor, h: Tensor) -> Tensor:
+        if not isinstance(self.transition, nn.Module):
+            return super()._step(x, h)
+        transformed = self.transition(torch.cat([x, h], -1))
+        return plain.memory_update(check_transformed("DMUCell", transformed, self.hidden_size), h)

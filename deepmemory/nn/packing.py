@@ -1,0 +1,36 @@
+"""From a PackedSequence to a padded batch with lengths, and back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+
+class Unpacked(NamedTuple):
+    """A packed batch laid out as (time, batch, features), in the packed (sorted) order."""
+
+    x: Tensor
+    lengths: Tensor
+    places: Tensor  # where each packed row stands in the padded batch, time and batch flattened
+    packed: PackedSequence
+
+    def pack(self, y: Tensor) -> PackedSequence:
+        """Put (time, batch, features) back into the form the caller came with."""
+        data = y.flatten(0, 1).index_select(0, self.places)
+        _, batch_sizes, sorted_indices, unsorted_indices = self.packed
+        return PackedSequence(data, batch_sizes, sorted_indices, unsorted_indices)
+
+
+def unpack(packed: PackedSequence) -> Unpacked:
+    """Lay a packed batch out with one scatter; everything about its shape is known on the host."""
+    data, batch_sizes = packed.data, packed.batch_sizes
+    steps, batch = len(batch_sizes), int(batch_sizes[0])
+    starts = batch_sizes.cumsum(0) - batch_sizes
+    time = torch.repeat_interleave(torch.arange(steps), batch_sizes)
+    places = (time * batch + torch.arange(len(time)) - starts[time]).to(data.device)
+    lengths = (batch_sizes > torch.arange(batch)[:, None]).sum(1).to(data.device)
+    x = data.new_zeros(steps * batch, data.shape[-1]).index_copy(0, places, data)
+    return Unpacked(x.unflatten(0, (steps, batch)), lengths, places, packed)

@@ -1,0 +1,337 @@
+"""What all recurrent layers share: arguments, layers, directions, packing and state."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from collections.abc import Sequence
+from typing import Any, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+
+from deepmemory import ops
+from deepmemory.nn.definition import Definition
+from deepmemory.nn.packing import unpack
+from deepmemory.ops import engines
+from deepmemory.ops.fused import in_functorch
+
+State = tuple[Tensor, ...]
+
+
+class Recurrent(nn.Module):
+    """Layers and directions of one kind of cell, with the contract of ``nn.GRU``."""
+
+    def __init__(
+        self,
+        definition: Definition,
+        input_size: int,
+        hidden_size: int | Sequence[int],
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        engine: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        super().__init__()
+        widths, num_layers = self._check_sizes(input_size, hidden_size, num_layers)
+        self._check_options(bias, batch_first, dropout, num_layers)
+        self.definition = definition
+        self.input_size = input_size
+        self.hidden_size = hidden_size if isinstance(hidden_size, int) else tuple(hidden_size)
+        self.num_layers = num_layers
+        self.bias = bias
+        self.batch_first = batch_first
+        self.dropout = float(dropout)
+        self.bidirectional = bool(bidirectional)
+        self.engine = engines.check_name(engine)
+        self.recompute = recompute
+        self._widths = widths
+        self._names: list[list[str]] = []  # of the weights, for each layer and direction
+        for layer, hidden in enumerate(widths):
+            for direction in range(self._directions):
+                names = []
+                for name, shape in definition.shapes(self._layer_input_size(layer), hidden, bias).items():
+                    names.append(name + self._suffix(layer, direction))
+                    setattr(self, names[-1], nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
+                self._names.append(names)
+        self.reset_parameters()
+
+    @property
+    def _directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def _ragged(self) -> bool:
+        """Layers of different widths: the state is a tuple with one tensor per layer."""
+        return len(set(self._widths)) > 1
+
+    def _layer_input_size(self, layer: int) -> int:
+        if layer == 0:
+            return self.input_size
+        return self._directions * self.definition.state_sizes(self._widths[layer - 1])[0]
+
+    @staticmethod
+    def _suffix(layer: int, direction: int) -> str:
+        return f"_l{layer}" + ("_reverse" if direction else "")
+
+    def _weights(self, layer: int, direction: int) -> list[Tensor]:
+        return [getattr(self, name) for name in self._names[layer * self._directions + direction]]
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The weights of each layer and direction, as ``nn.GRU`` lists them."""
+        return [[getattr(self, name) for name in names] for names in self._names]
+
+    def flatten_parameters(self) -> None:
+        """Nothing to do: no engine here needs its weights in one piece. Kept for code written for ``nn.GRU``."""
+
+    def reset_parameters(self) -> None:
+        """Start again from fresh initial weights."""
+        for index, names in enumerate(self._names):
+            layer, direction = divmod(index, self._directions)
+            suffix = self._suffix(layer, direction)
+            weights = {name.removesuffix(suffix): getattr(self, name) for name in names}
+            self.definition.reset(weights, self._layer_input_size(layer), self._widths[layer])
+
+    # --- arguments -------------------------------------------------------------------------------
+
+    def _check_sizes(
+        self, input_size: int, hidden_size: int | Sequence[int], num_layers: int
+    ) -> tuple[list[int], int]:
+        name = type(self).__name__
+        widths = [hidden_size] if isinstance(hidden_size, int) else hidden_size
+        if isinstance(input_size, bool) or not isinstance(input_size, int):
+            raise TypeError(f"{name}: input_size should be of type int, got: {type(input_size).__name__}")
+        if not isinstance(widths, list | tuple) or not all(type(width) is int for width in widths):
+            given = hidden_size if isinstance(hidden_size, list | tuple) else type(hidden_size).__name__
+            raise TypeError(f"{name}: hidden_size should be an int, or a list of ints, one per layer, got: {given}")
+        if input_size <= 0:
+            raise ValueError(f"{name}: input_size must be greater than zero, got {input_size}")
+        if not widths or min(widths) <= 0:
+            raise ValueError(f"{name}: hidden_size must be greater than zero, got {hidden_size}")
+        if num_layers <= 0:
+            raise ValueError(f"{name}: num_layers must be greater than zero, got {num_layers}")
+        if isinstance(hidden_size, int):
+            return [hidden_size] * num_layers, num_layers
+        if num_layers not in (1, len(widths)):
+            raise ValueError(
+                f"{name}: hidden_size lists {len(widths)} widths, one per layer, but num_layers={num_layers}; "
+                "leave num_layers out or make them agree"
+            )
+        return list(widths), len(widths)
+
+    def _check_options(self, bias: bool, batch_first: bool, dropout: float, num_layers: int) -> None:
+        name = type(self).__name__
+        for option, value in (("bias", bias), ("batch_first", batch_first)):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name}: {option} should be of type bool, got: {type(value).__name__}")
+        if not isinstance(dropout, numbers.Number) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
+            raise ValueError(
+                f"{name}: dropout should be a number in range [0, 1] representing the probability of an element "
+                f"being zeroed, got {dropout!r}"
+            )
+        if dropout > 0 and num_layers == 1:
+            warnings.warn(
+                "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
+                f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
+                stacklevel=4,
+            )
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        size = self.hidden_size if isinstance(self.hidden_size, int) else list(self.hidden_size)
+        parts = [f"{self.input_size}, {size}"]
+        parts += [f"num_layers={self.num_layers}"] if self.num_layers != 1 and isinstance(size, int) else []
+        defaults = {"bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+        defaults |= {"engine": "auto", "recompute": False}
+        parts += [f"{key}={getattr(self, key)!r}" for key, default in defaults.items() if getattr(self, key) != default]
+        return ", ".join(parts)
+
+    # --- forward ---------------------------------------------------------------------------------
+
+    @overload
+    def forward(self, input: Tensor, hx: Any = None, *, lengths: Any = None) -> tuple[Tensor, Any]: ...
+
+    @overload
+    def forward(self, input: PackedSequence, hx: Any = None, *, lengths: None = None) -> tuple[PackedSequence, Any]: ...
+
+    def forward(
+        self,
+        input: Tensor | PackedSequence,
+        hx: Any = None,
+        *,
+        lengths: Tensor | Sequence[int] | int | None = None,
+    ) -> tuple[Tensor | PackedSequence, Any]:
+        """Run over a whole sequence; see the class for shapes."""
+        if isinstance(input, PackedSequence):
+            if lengths is not None:
+                raise ValueError(f"{type(self).__name__}: a PackedSequence has its own lengths; leave lengths= out")
+            self._check_input(input.data, 2)
+            unpacked = unpack(input)
+            batch = unpacked.x.shape[1]
+            state = self._initial_state(hx, unpacked.x, batch, batched=True, order=input.sorted_indices)
+            y, final = self._layers(unpacked.x, state, unpacked.lengths)
+            return unpacked.pack(y), self._final_state(final, batched=True, order=input.unsorted_indices)
+
+        if input.dim() not in (2, 3):
+            raise ValueError(f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead")
+        self._check_input(input, input.dim())
+        batched = input.dim() == 3
+        x = (input.transpose(0, 1) if self.batch_first else input) if batched else input.unsqueeze(1)
+        steps, batch = x.shape[:2]
+        if steps == 0:
+            raise RuntimeError(f"{type(self).__name__}: Expected sequence length to be larger than 0")
+        state = self._initial_state(hx, x, batch, batched)
+        y, final = self._layers(x, state, self._check_lengths(lengths, x))
+        if not batched:
+            y = y.squeeze(1)
+        elif self.batch_first:
+            y = y.transpose(0, 1)
+        return y, self._final_state(final, batched)
+
+    def _layers(self, x: Tensor, state: list[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
+        """All layers and directions over x (T, B, m); ``state`` has one entry for each."""
+        final: list[State] = []
+        for layer in range(self.num_layers):
+            outputs = []
+            for direction in range(self._directions):
+                y, last = self._run(layer, direction, x, state[len(final)], lengths)
+                outputs.append(y)
+                final.append(last)
+            x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
+            if self.dropout and layer < self.num_layers - 1:
+                x = F.dropout(x, self.dropout, self.training)
+        return x, final
+
+    def _run(
+        self, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """One layer in one direction."""
+        rec = self.definition.recurrence(self.bias, reverse=bool(direction))
+        engine = self.engine if x.shape[1] else "plain"  # an empty batch has nothing to be fast about
+        weights = self._weights(layer, direction)
+        return ops.scan(rec, x, state, weights, lengths, engine=engine, recompute=self.recompute)
+
+    def _check_input(self, x: Tensor, dims: int) -> None:
+        name = type(self).__name__
+        if x.dim() != dims:
+            raise RuntimeError(f"{name}: input must have {dims} dimensions, got {x.dim()}")
+        if x.shape[-1] != self.input_size:
+            raise RuntimeError(
+                f"{name}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got {x.shape[-1]}"
+            )
+        weight = next(self.parameters())
+        if x.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
+            raise ValueError(
+                f"{name}: input dtype ({x.dtype}) does not match weight dtype ({weight.dtype}). "
+                f"Convert input: input.to({weight.dtype}), or convert model: model.to({x.dtype})"
+            )
+        if x.device != weight.device:
+            raise RuntimeError(
+                f"{name}: input is on {x.device} but the weights are on {weight.device}; move one with .to(...)"
+            )
+
+    def _check_lengths(self, lengths: Tensor | Sequence[int] | int | None, x: Tensor) -> Tensor | None:
+        if lengths is None:
+            return None
+        name, (steps, batch) = type(self).__name__, x.shape[:2]
+        lengths = torch.as_tensor(lengths)
+        if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype is torch.bool:
+            raise TypeError(f"{name}: lengths should be integers, got {lengths.dtype}")
+        if lengths.dim() == 0 and batch == 1:
+            lengths = lengths[None]
+        if lengths.shape != (batch,):
+            raise ValueError(
+                f"{name}: lengths should have one entry per sequence, shape ({batch},), got {tuple(lengths.shape)}"
+            )
+        # Reading values back would stall a GPU and is impossible inside a transform or a compiled graph.
+        if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and not in_functorch():
+            low, high = (int(v) for v in lengths.aminmax()) if batch else (0, 0)
+            if low < 0 or high > steps:
+                raise ValueError(
+                    f"{name}: lengths should lie between 0 and the number of time steps, {steps}; "
+                    f"got values from {low} to {high}"
+                )
+        return lengths.to(x.device, torch.int64, non_blocking=True)
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def _initial_state(
+        self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None
+    ) -> list[State]:
+        """What the caller gave, or zeros, as one tuple of (B, d) tensors for each layer and direction."""
+        parts = len(self.definition.state_sizes(1))
+        if hx is None:
+            return [
+                tuple(x.new_zeros(batch, size) for size in self.definition.state_sizes(width))
+                for width in self._widths
+                for _ in range(self._directions)
+            ]
+        given = (hx,) if parts == 1 else hx
+        if not isinstance(given, tuple | list) or len(given) != parts:
+            raise RuntimeError(f"{type(self).__name__}: hx should be a tuple (h_0, c_0), got {type(hx).__name__}")
+        rows = [self._state_rows(part, index, x, batch, batched, order) for index, part in enumerate(given)]
+        return list(zip(*rows, strict=True))
+
+    def _state_rows(
+        self, part: Any, index: int, x: Tensor, batch: int, batched: bool, order: Tensor | None
+    ) -> list[Tensor]:
+        """Check one of the state's tensors (one per layer if widths differ) and split it by layer and direction."""
+        name = type(self).__name__
+        sizes = [self.definition.state_sizes(width)[index] for width in self._widths]
+        if self._ragged:
+            expected = [(self._directions, size) for size in sizes]
+            if not isinstance(part, tuple | list) or len(part) != len(expected):
+                raise RuntimeError(
+                    f"{name}: layers of different widths take hx as a tuple of {len(expected)} tensors, one per "
+                    f"layer, got {type(part).__name__}"
+                )
+        else:
+            expected, part = [(self.num_layers * self._directions, sizes[0])], [part]
+        rows: list[Tensor] = []
+        for tensor, (count, size) in zip(part, expected, strict=True):
+            dims = 3 if batched else 2
+            if tensor.dim() != dims:
+                kind = "batched 3-D" if batched else "unbatched 2-D"
+                raise RuntimeError(
+                    f"{name}: For {kind} input, hx should also be {dims}-D but got {tensor.dim()}-D tensor"
+                )
+            shape = (count, batch, size) if batched else (count, size)
+            if tensor.shape != shape:
+                raise RuntimeError(f"{name}: Expected hidden size {shape}, got {list(tensor.shape)}")
+            if tensor.device != x.device:
+                raise RuntimeError(f"{name}: hx is on {tensor.device} but the input is on {x.device}")
+            if tensor.dtype != x.dtype and not torch._C._is_any_autocast_enabled():
+                raise RuntimeError(f"{name}: hx has dtype {tensor.dtype} but the input has {x.dtype}")
+            if not batched:
+                tensor = tensor.unsqueeze(1)
+            if order is not None:
+                tensor = tensor.index_select(1, order)
+            rows.extend(tensor.unbind(0))
+        return rows
+
+    def _final_state(self, final: list[State], batched: bool, order: Tensor | None = None) -> Any:
+        """The reverse of :meth:`_initial_state`."""
+
+        def join(rows: Sequence[Tensor]) -> Tensor:
+            joined = torch.stack(list(rows))
+            if order is not None:
+                joined = joined.index_select(1, order)
+            return joined if batched else joined.squeeze(1)
+
+        parts: list[Any] = []
+        for rows in zip(*final, strict=True):
+            if self._ragged:
+                by_layer = [rows[i : i + self._directions] for i in range(0, len(rows), self._directions)]
+                parts.append(tuple(join(layer) for layer in by_layer))
+            else:
+                parts.append(join(rows))
+        return parts[0] if len(parts) == 1 else tuple(parts)

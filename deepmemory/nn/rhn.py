@@ -1,0 +1,116 @@
+"""The Recurrent Highway Network layer and cell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from deepmemory.nn.cell import Cell
+from deepmemory.nn.definition import Highway
+from deepmemory.nn.recurrent import Recurrent
+
+
+class RHN(Recurrent):
+    r"""Recurrent Highway Network with coupled carry gate (Zilly et al., 2017).
+
+    Each time step passes the state through ``depth`` micro-layers; only the first one sees x:
+
+    .. math::
+        \hat s &= \tanh(W_h x_t [l = 1] + R_h^l s^{l-1} + b_h^l) \\
+        g &= \sigma(W_g x_t [l = 1] + R_g^l s^{l-1} + b_g^l) \\
+        s^l &= \hat s \circ g + s^{l-1} \circ (1 - g)
+
+    >>> import torch, deepmemory as dm
+    >>> rnn = dm.RHN(10, 20, depth=3)
+    >>> output, h_n = rnn(torch.randn(5, 3, 10))
+    >>> output.shape, h_n.shape
+    (torch.Size([5, 3, 20]), torch.Size([1, 3, 20]))
+
+    Args:
+        input_size: Features of x.
+        hidden_size: Features of the state, or a list with one width per layer.
+        num_layers: Layers stacked on one another.
+        bias: ``False`` leaves out all biases.
+        batch_first: ``True`` takes and gives (batch, time, features).
+        dropout: Probability of dropout on the output of every layer but the last.
+        bidirectional: ``True`` adds a second network that reads backwards.
+        device: Where the weights are made.
+        dtype: Of the weights.
+        depth: Micro-layers per time step.
+        engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
+        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+
+    Inputs and outputs are those of :class:`deepmemory.DMU`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | Sequence[int],
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        depth: int = 1,
+        engine: str = "auto",
+        recompute: bool = False,
+    ) -> None:
+        super().__init__(
+            Highway(depth),
+            input_size,
+            hidden_size,
+            num_layers,
+            bias,
+            batch_first,
+            dropout,
+            bidirectional,
+            device,
+            dtype,
+            engine=engine,
+            recompute=recompute,
+        )
+        self.depth = depth
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        return super().extra_repr() + (f", depth={self.depth}" if self.depth != 1 else "")
+
+
+class RHNCell(Cell):
+    r"""One step of :class:`RHN`, with the contract of ``nn.GRUCell``: ``h = cell(x, h)``.
+
+    >>> import torch, deepmemory as dm
+    >>> cell = dm.RHNCell(10, 20, depth=3)
+    >>> cell(torch.randn(3, 10)).shape
+    torch.Size([3, 20])
+
+    Args:
+        input_size: Features of x.
+        hidden_size: Features of the state.
+        bias: ``False`` leaves out all biases.
+        device: Where the weights are made.
+        dtype: Of the weights.
+        depth: Micro-layers per step.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: torch.device | str | int | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        depth: int = 1,
+    ) -> None:
+        super().__init__(Highway(depth), input_size, hidden_size, bias, device, dtype)
+        self.depth = depth
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        return super().extra_repr() + (f", depth={self.depth}" if self.depth != 1 else "")

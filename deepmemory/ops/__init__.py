@@ -1,0 +1,42 @@
+"""The recurrences as functions: one meaning, several engines."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from deepmemory.ops import engines, fused, plain
+from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence
+
+__all__ = ["ACTIVATIONS", "CELLS", "Recurrence", "scan"]
+
+
+def scan(
+    rec: Recurrence,
+    x: Tensor,
+    state: tuple[Tensor, ...],
+    weights: list[Tensor],
+    lengths: Tensor | None = None,
+    *,
+    engine: str = "auto",
+    recompute: bool = False,
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Run one layer in one direction over time: x (T, B, m), each state (B, d) to y (T, B, d), final state.
+
+    ``weights`` are laid out as :class:`Recurrence` says. Step t of sequence b is real while
+    ``t < lengths[b]``; past it the state stays as it is and y is zero. ``recompute`` stores only a few
+    states and computes the rest again in the backward pass.
+    """
+    device = x.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        x, *cast = (t if t.dtype is torch.float64 else t.to(dtype) for t in (x, *state, *weights))
+        state, weights = tuple(cast[: len(state)]), cast[len(state) :]
+        with torch.autocast(device, enabled=False):
+            return scan(rec, x, state, weights, lengths, engine=engine, recompute=recompute)
+    if engines.forward_ad_active() and engine == "auto":
+        engine = "plain"
+    name = engines.choose(engine, rec, x, weights)
+    if name == "plain":
+        return plain.scan(rec, x, state, weights, lengths)
+    return fused.scan(rec, name, recompute, x, state, weights, lengths)

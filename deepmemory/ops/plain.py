@@ -1,0 +1,132 @@
+"""The recurrences in plain PyTorch: the definition every other engine is tested against.
+
+Runs on any device and dtype, under ``torch.func``, ``torch.compile`` and to any order of derivative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deepmemory.ops.recurrence import LEAKY_SLOPE, Recurrence
+
+State = tuple[Tensor, ...]
+Step = Callable[[Recurrence, Tensor, State, list[Tensor]], State]
+
+ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
+    "leaky_relu": lambda a: F.leaky_relu(a, LEAKY_SLOPE),
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "silu": F.silu,
+    "gelu": F.gelu,
+}
+
+
+def memory_update(transformed: Tensor, h: Tensor) -> Tensor:
+    """``h * sigmoid(z) + tanh(candidate) * (1 - sigmoid(z))`` for ``transformed = [z, candidate]``."""
+    z, candidate = transformed.chunk(2, -1)
+    keep = torch.sigmoid(z)
+    return h * keep + torch.tanh(candidate) * (1 - keep)
+
+
+def dmu_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    (h,) = state
+    a = projected + F.linear(h, weights[1])
+    for weight, bias in rec.deeper(weights):
+        a = F.linear(ACTIVATION[rec.activation](a), weight, bias)
+    return (memory_update(a, h),)
+
+
+def rhn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    (s,) = state
+
+    def highway(a: Tensor, s: Tensor) -> Tensor:
+        candidate, transform = a.chunk(2, -1)
+        open_ = torch.sigmoid(transform)
+        return torch.tanh(candidate) * open_ + s * (1 - open_)
+
+    s = highway(projected + F.linear(s, weights[1]), s)
+    for weight, bias in rec.deeper(weights):
+        s = highway(F.linear(s, weight, bias), s)
+    return (s,)
+
+
+def rnn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    (h,) = state
+    bias = weights[3] if rec.bias else None
+    return (ACTIVATION[rec.activation](projected + F.linear(h, weights[1], bias)),)
+
+
+def gru_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    (h,) = state
+    bias = weights[3] if rec.bias else None
+    r_x, z_x, n_x = projected.chunk(3, -1)
+    r_h, z_h, n_h = F.linear(h, weights[1], bias).chunk(3, -1)
+    reset, keep = torch.sigmoid(r_x + r_h), torch.sigmoid(z_x + z_h)
+    return (h * keep + torch.tanh(n_x + reset * n_h) * (1 - keep),)
+
+
+def lstm_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    h, c = state
+    bias = weights[3] if rec.bias else None
+    i, f, g, o = (projected + F.linear(h, weights[1], bias)).chunk(4, -1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    if len(weights) == (5 if rec.bias else 3):
+        h = F.linear(h, weights[-1])
+    return h, c
+
+
+STEP: dict[str, Step] = {
+    "dmu": dmu_step,
+    "rhn": rhn_step,
+    "rnn": rnn_step,
+    "gru": gru_step,
+    "lstm": lstm_step,
+}
+
+
+def scan(
+    rec: Recurrence, x: Tensor, state: State, weights: list[Tensor], lengths: Tensor | None = None
+) -> tuple[Tensor, State]:
+    """Run one layer over all time steps: x (T, B, m) to y (T, B, d) and the final state."""
+
+    def step(x_t: Tensor, state: State) -> State:
+        return STEP[rec.cell](rec, x_t, state, weights)
+
+    projected = F.linear(without_padding(x, lengths), *rec.input_weights(weights))
+    return iterate(step, projected, state, lengths, rec.reverse)
+
+
+def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Zero the padding: what stands there, NaN included, must not reach a gradient."""
+    if lengths is None:
+        return x
+    padding = torch.arange(x.shape[0], device=x.device)[:, None] >= lengths
+    return x.masked_fill(padding[..., None], 0)
+
+
+def iterate(
+    step: Callable[[Tensor, State], State],
+    inputs: Tensor,
+    state: State,
+    lengths: Tensor | None = None,
+    reverse: bool = False,
+) -> tuple[Tensor, State]:
+    """Apply ``step`` at every real time; past a sequence's length the state stays and y is zero."""
+    steps = range(inputs.shape[0])
+    outputs: list[Tensor | None] = [None for _ in steps]
+    unbound = inputs.unbind(0)
+    for t in reversed(steps) if reverse else steps:
+        new = step(unbound[t], state)
+        if lengths is None:
+            outputs[t], state = new[0], new
+        else:
+            real = (t < lengths)[:, None]
+            outputs[t] = torch.where(real, new[0], 0)
+            state = tuple(torch.where(real, n, s) for n, s in zip(new, state, strict=True))
+    return torch.stack(cast("list[Tensor]", outputs)), state
