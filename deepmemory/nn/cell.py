@@ -27,6 +27,7 @@ class Cell(nn.Module):
                 raise TypeError(f"{type(self).__name__}: {option} should be of type int, got: {type(size).__name__}")
             if size <= 0:
                 raise ValueError(f"{type(self).__name__}: {option} must be greater than zero, got {size}")
+        definition.check(type(self).__name__, [hidden_size])
         self.definition = definition
         self.input_size = input_size
         self.hidden_size = hidden_size
@@ -60,6 +61,12 @@ class Cell(nn.Module):
             hx = input.new_zeros(expected)
         elif hx.shape != expected:
             raise RuntimeError(f"{name}: Expected hidden size {tuple(expected)}, got {list(hx.shape)}")
+        weight = next(self.parameters(), input)
+        for what, tensor in (("input", input), ("hx", hx)):
+            if tensor.device != weight.device:
+                raise RuntimeError(f"{name}: {what} is on {tensor.device} but the weights are on {weight.device}")
+            if tensor.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
+                raise RuntimeError(f"{name}: {what} has dtype {tensor.dtype} but the weights have {weight.dtype}")
         return self._step(input, hx)
 
     def _step(self, x: Tensor, h: Tensor) -> Tensor:

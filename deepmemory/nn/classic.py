@@ -37,6 +37,8 @@ class RNN(Recurrent):
         dtype: Of the weights.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+
+    Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
 
     def __init__(
@@ -55,8 +57,6 @@ class RNN(Recurrent):
         engine: str = "auto",
         recompute: bool = False,
     ) -> None:
-        if nonlinearity not in ("tanh", "relu"):
-            raise ValueError(f"RNN: Unknown nonlinearity {nonlinearity!r}. Select from 'tanh' or 'relu'.")
         super().__init__(
             Classic("rnn", nonlinearity),
             input_size,
@@ -110,6 +110,8 @@ class GRU(Recurrent):
         dtype: Of the weights.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+
+    Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
 
     def __init__(
@@ -176,6 +178,9 @@ class LSTM(Recurrent):
         dtype: Of the weights.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+
+    Inputs and outputs are those of :class:`deepmemory.DMU`, with a pair ``(h, c)`` in the place of the state; h has
+    proj_size features where there is a projection.
     """
 
     def __init__(
@@ -194,10 +199,6 @@ class LSTM(Recurrent):
         engine: str = "auto",
         recompute: bool = False,
     ) -> None:
-        if proj_size < 0:
-            raise ValueError(f"LSTM: proj_size should be a positive integer or zero, got {proj_size}")
-        if proj_size >= (hidden_size if isinstance(hidden_size, int) else min(hidden_size)):
-            raise ValueError(f"LSTM: proj_size has to be smaller than hidden_size, got {proj_size} and {hidden_size}")
         super().__init__(
             Classic("lstm", proj_size=proj_size),
             input_size,

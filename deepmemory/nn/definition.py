@@ -18,6 +18,9 @@ Shape = tuple[int, ...]
 class Definition(Protocol):
     """One kind of cell, for any input and state size."""
 
+    def check(self, name: str, widths: list[int]) -> None:
+        """Raise, in the name of the module, if this cell cannot be built with states of these sizes."""
+
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
         """Names and shapes of a layer's weights, in the order that :class:`Recurrence` gives."""
 
@@ -60,9 +63,10 @@ class DeepMemory:
     activation: str
     memory_bias: float
 
-    def __post_init__(self) -> None:
+    def check(self, name: str, widths: list[int]) -> None:
+        """See :class:`Definition`."""
         if self.activation not in ACTIVATIONS:
-            raise ValueError(f"unknown activation {self.activation!r}; choose from {', '.join(ACTIVATIONS)}")
+            raise ValueError(f"{name}: unknown activation {self.activation!r}; choose from {', '.join(ACTIVATIONS)}")
 
     def hidden_widths(self, hidden_size: int) -> list[int]:
         """Widths of the hidden layers for a state of this size."""
@@ -118,9 +122,10 @@ class Highway:
 
     depth: int  # micro-layers per step
 
-    def __post_init__(self) -> None:
+    def check(self, name: str, widths: list[int]) -> None:
+        """See :class:`Definition`."""
         if not isinstance(self.depth, int) or self.depth < 1:
-            raise ValueError(f"depth should be an integer of at least 1, got {self.depth!r}")
+            raise ValueError(f"{name}: depth should be an integer of at least 1, got {self.depth!r}")
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
         """See :class:`Definition`."""
@@ -153,6 +158,17 @@ class Classic:
     cell: str
     nonlinearity: str = "tanh"
     proj_size: int = 0  # of the LSTM's output; 0 is none
+
+    def check(self, name: str, widths: list[int]) -> None:
+        """See :class:`Definition`."""
+        if self.nonlinearity not in ("tanh", "relu"):
+            raise ValueError(f"{name}: unknown nonlinearity {self.nonlinearity!r}; choose from tanh, relu")
+        if self.proj_size < 0:
+            raise ValueError(f"{name}: proj_size should be a positive integer or zero, got {self.proj_size}")
+        if self.proj_size >= min(widths):
+            raise ValueError(
+                f"{name}: proj_size has to be smaller than hidden_size, got {self.proj_size} and {min(widths)}"
+            )
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
         """See :class:`Definition`."""

@@ -11,6 +11,7 @@ from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import DeepMemory
 from deepmemory.nn.recurrent import Recurrent, State
 from deepmemory.ops import plain
+from deepmemory.ops.recurrence import Recurrence
 
 Transition = Sequence[int] | nn.Module | Sequence[nn.Module] | None
 
@@ -157,6 +158,8 @@ class DMU(Recurrent):
 
     @staticmethod
     def _modules_given(transition: Transition) -> list[nn.Module] | None:
+        if isinstance(transition, nn.ModuleList):
+            return list(transition)
         if isinstance(transition, nn.Module):
             return [transition]
         if isinstance(transition, Sequence) and any(isinstance(part, nn.Module) for part in transition):
@@ -184,18 +187,9 @@ class DMU(Recurrent):
 
     def extra_repr(self) -> str:
         """Sizes first, then what differs from the defaults."""
-        own = ""
-        if isinstance(self.transition, list):
-            own += f", transition={self.transition}"
-        if self.activation != "leaky_relu":
-            own += f", activation={self.activation!r}"
-        if self.memory_bias:
-            own += f", memory_bias={self.memory_bias}"
-        return super().extra_repr() + own
+        return super().extra_repr() + own_repr(self)
 
-    def _run(
-        self, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def _run(self, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         if not isinstance(self.transition, nn.ModuleList):
             return super()._run(layer, direction, x, state, lengths)
         transition, width = self.transition[layer * self._directions + direction], self._widths[layer]
@@ -206,6 +200,13 @@ class DMU(Recurrent):
             return (plain.memory_update(transformed, h),)
 
         return plain.iterate(step, plain.without_padding(x, lengths), state, lengths, reverse=bool(direction))
+
+
+def own_repr(module: DMU | DMUCell) -> str:
+    """What a DMU adds to the options of other layers, where it differs from the defaults."""
+    own = f", transition={module.transition}" if isinstance(module.transition, list) else ""
+    own += f", activation={module.activation!r}" if module.activation != "leaky_relu" else ""
+    return own + (f", memory_bias={module.memory_bias}" if module.memory_bias else "")
 
 
 class GivenTransition(DeepMemory):
@@ -221,13 +222,16 @@ class GivenTransition(DeepMemory):
 
 def joined_weights(weights: list[Tensor], bias: bool) -> list[tuple[Tensor, Tensor | None]]:
     """Flat weights of a layer as (weight, bias) pairs, the first weight acting on [x, h]."""
-    rec = DeepMemory(None, "leaky_relu", 0.0).recurrence(bias)
     first = (torch.cat(weights[:2], -1), weights[2] if bias else None)
-    return [first, *rec.deeper(weights)]
+    return [first, *Recurrence("dmu", bias=bias).deeper(weights)]
 
 
 class DMUCell(Cell):
     r"""One step of :class:`DMU`, with the contract of ``nn.GRUCell``: ``h = cell(x, h)``.
+
+    .. math::
+        \langle z, \hat h \rangle &= \mathrm{FNN}([x, h]) \\
+        h' &= h \circ \sigma(z) + \tanh(\hat h) \circ (1 - \sigma(z))
 
     >>> import torch, deepmemory as dm
     >>> cell = dm.DMUCell(10, 20)
@@ -243,6 +247,9 @@ class DMUCell(Cell):
         transition: As for :class:`DMU`: widths, ``None`` or one ``nn.Module``.
         activation: Of the hidden layers.
         memory_bias: Added to the bias of z at initialisation.
+
+    Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h is zeros
+    if not given.
     """
 
     def __init__(
@@ -279,6 +286,10 @@ class DMUCell(Cell):
             return linear_layers(self.transition)
         assert isinstance(self.definition, DeepMemory)
         return self.definition.depth
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        return super().extra_repr() + own_repr(self)
 
     def _step(self, x: Tensor, h: Tensor) -> Tensor:
         if not isinstance(self.transition, nn.Module):

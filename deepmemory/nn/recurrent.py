@@ -42,7 +42,8 @@ class Recurrent(nn.Module):
     ) -> None:
         super().__init__()
         widths, num_layers = self._check_sizes(input_size, hidden_size, num_layers)
-        self._check_options(bias, batch_first, dropout, num_layers)
+        self._check_options(bias, batch_first, dropout, num_layers, engine)
+        definition.check(type(self).__name__, widths)
         self.definition = definition
         self.input_size = input_size
         self.hidden_size = hidden_size if isinstance(hidden_size, int) else tuple(hidden_size)
@@ -51,7 +52,7 @@ class Recurrent(nn.Module):
         self.batch_first = batch_first
         self.dropout = float(dropout)
         self.bidirectional = bool(bidirectional)
-        self.engine = engines.check_name(engine)
+        self.engine = engine
         self.recompute = recompute
         self._widths = widths
         self._names: list[list[str]] = []  # of the weights, for each layer and direction
@@ -101,11 +102,7 @@ class Recurrent(nn.Module):
             weights = {name.removesuffix(suffix): getattr(self, name) for name in names}
             self.definition.reset(weights, self._layer_input_size(layer), self._widths[layer])
 
-    # --- arguments -------------------------------------------------------------------------------
-
-    def _check_sizes(
-        self, input_size: int, hidden_size: int | Sequence[int], num_layers: int
-    ) -> tuple[list[int], int]:
+    def _check_sizes(self, input_size: int, hidden_size: int | Sequence[int], num_layers: int) -> tuple[list[int], int]:
         name = type(self).__name__
         widths = [hidden_size] if isinstance(hidden_size, int) else hidden_size
         if isinstance(input_size, bool) or not isinstance(input_size, int):
@@ -128,7 +125,7 @@ class Recurrent(nn.Module):
             )
         return list(widths), len(widths)
 
-    def _check_options(self, bias: bool, batch_first: bool, dropout: float, num_layers: int) -> None:
+    def _check_options(self, bias: bool, batch_first: bool, dropout: float, num_layers: int, engine: str) -> None:
         name = type(self).__name__
         for option, value in (("bias", bias), ("batch_first", batch_first)):
             if not isinstance(value, bool):
@@ -144,18 +141,18 @@ class Recurrent(nn.Module):
                 f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
                 stacklevel=4,
             )
+        if engine not in ("auto", *engines.NAMES):
+            raise ValueError(f"{name}: unknown engine {engine!r}; choose from {', '.join(('auto', *engines.NAMES))}")
 
     def extra_repr(self) -> str:
         """Sizes first, then what differs from the defaults."""
         size = self.hidden_size if isinstance(self.hidden_size, int) else list(self.hidden_size)
         parts = [f"{self.input_size}, {size}"]
         parts += [f"num_layers={self.num_layers}"] if self.num_layers != 1 and isinstance(size, int) else []
-        defaults = {"bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
+        defaults: dict[str, Any] = {"bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
         defaults |= {"engine": "auto", "recompute": False}
         parts += [f"{key}={getattr(self, key)!r}" for key, default in defaults.items() if getattr(self, key) != default]
         return ", ".join(parts)
-
-    # --- forward ---------------------------------------------------------------------------------
 
     @overload
     def forward(self, input: Tensor, hx: Any = None, *, lengths: Any = None) -> tuple[Tensor, Any]: ...
@@ -211,9 +208,7 @@ class Recurrent(nn.Module):
                 x = F.dropout(x, self.dropout, self.training)
         return x, final
 
-    def _run(
-        self, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None
-    ) -> tuple[Tensor, State]:
+    def _run(self, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
         """One layer in one direction."""
         rec = self.definition.recurrence(self.bias, reverse=bool(direction))
         engine = self.engine if x.shape[1] else "plain"  # an empty batch has nothing to be fast about
@@ -228,7 +223,9 @@ class Recurrent(nn.Module):
             raise RuntimeError(
                 f"{name}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got {x.shape[-1]}"
             )
-        weight = next(self.parameters())
+        weight = next(self.parameters(), None)
+        if weight is None:  # a transition given as a module may have none
+            return
         if x.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
             raise ValueError(
                 f"{name}: input dtype ({x.dtype}) does not match weight dtype ({weight.dtype}). "
@@ -262,11 +259,7 @@ class Recurrent(nn.Module):
                 )
         return lengths.to(x.device, torch.int64, non_blocking=True)
 
-    # --- state -----------------------------------------------------------------------------------
-
-    def _initial_state(
-        self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None
-    ) -> list[State]:
+    def _initial_state(self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None) -> list[State]:
         """What the caller gave, or zeros, as one tuple of (B, d) tensors for each layer and direction."""
         parts = len(self.definition.state_sizes(1))
         if hx is None:
@@ -298,6 +291,8 @@ class Recurrent(nn.Module):
             expected, part = [(self.num_layers * self._directions, sizes[0])], [part]
         rows: list[Tensor] = []
         for tensor, (count, size) in zip(part, expected, strict=True):
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{name}: hx should be made of tensors, got {type(tensor).__name__}")
             dims = 3 if batched else 2
             if tensor.dim() != dims:
                 kind = "batched 3-D" if batched else "unbatched 2-D"

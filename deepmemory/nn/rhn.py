@@ -84,6 +84,11 @@ class RHN(Recurrent):
 class RHNCell(Cell):
     r"""One step of :class:`RHN`, with the contract of ``nn.GRUCell``: ``h = cell(x, h)``.
 
+    .. math::
+        \hat s &= \tanh(W_h x [l = 1] + R_h^l s^{l-1} + b_h^l) \\
+        g &= \sigma(W_g x [l = 1] + R_g^l s^{l-1} + b_g^l) \\
+        s^l &= \hat s \circ g + s^{l-1} \circ (1 - g)
+
     >>> import torch, deepmemory as dm
     >>> cell = dm.RHNCell(10, 20, depth=3)
     >>> cell(torch.randn(3, 10)).shape
@@ -96,6 +101,9 @@ class RHNCell(Cell):
         device: Where the weights are made.
         dtype: Of the weights.
         depth: Micro-layers per step.
+
+    Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h is zeros
+    if not given.
     """
 
     def __init__(

@@ -28,14 +28,12 @@ def scan(
     states and computes the rest again in the backward pass.
     """
     device = x.device.type
-    if torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x, *cast = (t if t.dtype is torch.float64 else t.to(dtype) for t in (x, *state, *weights))
         state, weights = tuple(cast[: len(state)]), cast[len(state) :]
         with torch.autocast(device, enabled=False):
             return scan(rec, x, state, weights, lengths, engine=engine, recompute=recompute)
-    if engines.forward_ad_active() and engine == "auto":
-        engine = "plain"
     name = engines.choose(engine, rec, x, weights)
     if name == "plain":
         return plain.scan(rec, x, state, weights, lengths)

@@ -34,6 +34,7 @@ def memory_update(transformed: Tensor, h: Tensor) -> Tensor:
 
 
 def dmu_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    """The transition's linear layers with an activation between them, then the memory update."""
     (h,) = state
     a = projected + F.linear(h, weights[1])
     for weight, bias in rec.deeper(weights):
@@ -42,6 +43,7 @@ def dmu_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Ten
 
 
 def rhn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    """One highway layer on [x, s], the others on s alone."""
     (s,) = state
 
     def highway(a: Tensor, s: Tensor) -> Tensor:
@@ -56,12 +58,14 @@ def rhn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Ten
 
 
 def rnn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    """``activation(W_ih x + b_ih + W_hh h + b_hh)``."""
     (h,) = state
     bias = weights[3] if rec.bias else None
     return (ACTIVATION[rec.activation](projected + F.linear(h, weights[1], bias)),)
 
 
 def gru_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    """torch's form: the reset gate is on the state's side of the candidate."""
     (h,) = state
     bias = weights[3] if rec.bias else None
     r_x, z_x, n_x = projected.chunk(3, -1)
@@ -71,6 +75,7 @@ def gru_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Ten
 
 
 def lstm_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+    """Gates in torch's order i, f, g, o; h is projected where there is a weight for it."""
     h, c = state
     bias = weights[3] if rec.bias else None
     i, f, g, o = (projected + F.linear(h, weights[1], bias)).chunk(4, -1)

@@ -1,0 +1,105 @@
+"""The learning-rate rule, in any model."""
+
+import pytest
+import torch
+from torch import nn
+
+import deepmemory as dm
+
+
+def rates(model: nn.Module, groups) -> dict[str, float]:
+    """Each parameter's learning rate by name; fails if one stands in no group or in two."""
+    listed = [(id(p), group["lr"]) for group in groups for p in group["params"]]
+    assert len(listed) == len({key for key, _ in listed})
+    by_id = dict(listed)
+    assert by_id.keys() == {id(p) for p in model.parameters()}
+    return {name: by_id[id(p)] for name, p in model.named_parameters()}
+
+
+class Tagger(nn.Module):
+    """DMUs of several depths in the places where people put layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.basic = dm.DMU(8, 8, transition=[])
+        self.blocks = nn.ModuleList([nn.ModuleDict({"rnn": dm.DMU(8, 8), "norm": nn.LayerNorm(8)}) for _ in range(2)])
+        self.deep = nn.Sequential(dm.DMUCell(8, 8, transition=[8] * 4))
+        self.given = dm.DMU(8, 8, transition=nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 16)))
+        self.peers = nn.ModuleList([dm.RHN(8, 8, depth=4), dm.GRU(8, 8), nn.LSTM(8, 8)])
+        self.scale = nn.Parameter(torch.ones(8))
+
+
+def test_every_dmu_gets_its_own_share():
+    model = Tagger()
+    by_name = rates(model, dm.parameter_groups(model, lr=0.12))
+    for name, rate in by_name.items():
+        depth = {"basic": 1, "deep": 5, "given": 2}.get(name.split(".")[0])
+        if ".rnn." in name:
+            depth = 2
+        assert rate == pytest.approx(0.12 if depth is None else 0.12 / (2 * depth)), name
+
+
+def test_weight_decay_follows_the_same_rule():
+    groups = dm.parameter_groups(Tagger(), lr=0.12, weight_decay=0.5)
+    assert len(groups) == 4
+    for group in groups:
+        assert group["weight_decay"] / 0.5 == pytest.approx(group["lr"] / 0.12)
+    assert {group["weight_decay"] for group in dm.parameter_groups(Tagger(), lr=0.12)} == {0.0}
+
+
+def test_a_model_that_is_a_dmu_or_has_none():
+    (group,) = dm.parameter_groups(dm.DMU(3, 4, transition=[4, 4]), lr=0.6)
+    assert group["lr"] == pytest.approx(0.1)
+    (group,) = dm.parameter_groups(nn.Linear(3, 4), lr=0.6, weight_decay=0.1)
+    assert (group["lr"], group["weight_decay"], len(group["params"])) == (0.6, 0.1, 2)
+
+
+@pytest.mark.parametrize("order", [("shallow", "deep"), ("deep", "shallow")], ids="-".join)
+def test_shared_weights_stand_once_and_follow_the_smaller_rate(order):
+    transitions = {"shallow": [], "deep": [4, 4]}
+    model = nn.ModuleDict({name: dm.DMU(4, 4, transition=transitions[name]) for name in order})
+    model["out"] = nn.Linear(4, 4, bias=False)
+    model["out"].weight = model["deep"].weight_2_l0
+    model["deep"].weight_3_l0 = model["shallow"].weight_ih_l0  # of one shape: (8, 4)
+    model["again"] = model["deep"]
+    by_name = rates(model, dm.parameter_groups(model, lr=0.6))
+    assert by_name["deep.weight_2_l0"] == pytest.approx(0.1)
+    assert by_name[f"{order[0]}.{'weight_ih_l0' if order[0] == 'shallow' else 'weight_3_l0'}"] == pytest.approx(0.1)
+    assert by_name["shallow.weight_hh_l0"] == pytest.approx(0.3)
+
+
+def test_layers_and_directions_of_one_dmu_share_its_rate():
+    model = dm.DMU(3, [4, 5], bidirectional=True, transition=[4])
+    (group,) = dm.parameter_groups(model, lr=0.4)
+    assert len(group["params"]) == 4 * 5
+    assert group["lr"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
+def test_feeds_an_optimiser_and_a_scheduler(optimiser):
+    model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
+    optimise = optimiser(dm.parameter_groups(model, lr=0.04))
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimise, gamma=0.5)
+    before = [p.detach().clone() for p in model.parameters()]
+    x = torch.randn(5, 8, 3)
+    losses = []
+    for _ in range(3):
+        loss = (model["out"](model["rnn"](x)[0][-1]) - 1).square().mean()
+        optimise.zero_grad()
+        loss.backward()
+        optimise.step()
+        schedule.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert [group["lr"] for group in optimise.param_groups] == pytest.approx([0.04 / 8, 0.01 / 8])
+
+
+def test_the_rule_is_what_moves_the_weights():
+    """One step of plain SGD moves a DMU's weights by lr / 2n times the gradient."""
+    model = dm.DMU(3, 4, transition=[4, 4])
+    before = model.weight_3_l0.detach().clone()
+    model(torch.randn(5, 2, 3))[0].sum().backward()
+    torch.optim.SGD(dm.parameter_groups(model, lr=0.6)).step()
+    torch.testing.assert_close(model.weight_3_l0, before - 0.1 * model.weight_3_l0.grad)
