@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 from functools import cache
 from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from deepmemory.ops import cpu, cuda, nvrtc
 from deepmemory.ops.recurrence import Recurrence
-
-# In order of preference. Each fused engine refuses what it cannot do, so the order is all the rule there is:
-# where a fused engine accepts a case it was measured faster than plain (benchmarks/results).
-FUSED = ("cuda", "cpu")
-NAMES = ("plain", *FUSED)
 
 
 class FusedEngine(Protocol):
@@ -62,18 +57,32 @@ class FusedEngine(Protocol):
         """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
 
 
+# In order of preference. Each engine refuses what it cannot do, so the order is all the rule there is: where an engine
+# accepts a case, benchmarks/results show it faster than the ones after it.
+FUSED: dict[str, FusedEngine] = {
+    "nvrtc": cast(FusedEngine, nvrtc),
+    "cuda": cast(FusedEngine, cuda),
+    "cpu": cast(FusedEngine, cpu),
+}
+NAMES = ("plain", *FUSED)
+
+
 class Availability(NamedTuple):
+    """Whether an engine can run on this machine, and why not."""
+
     available: bool
     reason: str
 
 
-def load(name: str) -> FusedEngine:
-    return cast(FusedEngine, importlib.import_module(f"deepmemory.ops.{name}"))
-
-
 @cache
+def _ask(name: str) -> str | None:
+    return FUSED[name].unavailable()
+
+
+@torch.compiler.assume_constant_result
 def unavailable(name: str) -> str | None:
-    return load(name).unavailable()
+    """Why this engine cannot run on this machine, or None; asked once."""
+    return _ask(name)
 
 
 def engines() -> dict[str, Availability]:
@@ -90,18 +99,16 @@ def engines() -> dict[str, Availability]:
     return listing
 
 
-def check_name(engine: str) -> str:
-    if engine != "auto" and engine not in NAMES:
-        raise ValueError(f"unknown engine {engine!r}; choose from {', '.join(('auto', *NAMES))}")
-    return engine
-
-
 def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str:
     """The engine for this case; an engine asked for by name never gives way in silence."""
     if engine == "plain":
         return engine
+    if torch.autograd.forward_ad._current_level >= 0:  # forward-mode differentiation: only plain code has tangents
+        if engine == "auto":
+            return "plain"
+        raise RuntimeError(f"{rec.cell.upper()}: engine={engine!r} has no forward-mode derivative; use engine='plain'")
     for name in FUSED if engine == "auto" else (engine,):
-        why_not = unavailable(name) or load(name).refuses(rec, x, weights)
+        why_not = unavailable(name) or FUSED[name].refuses(rec, x, weights)
         if why_not is None:
             return name
         if engine != "auto":
@@ -110,8 +117,3 @@ def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> st
                 "Use engine='auto' to let the fastest engine that can take it, or engine='plain'."
             )
     return "plain"
-
-
-def forward_ad_active() -> bool:
-    """Forward-mode differentiation is on: only the plain engine has tangents."""
-    return torch.autograd.forward_ad._current_level >= 0

@@ -1,8 +1,9 @@
 """Fused engines as torch operators: autograd, vmap, fake tensors, recomputation.
 
-``deepmemory::scan`` and ``deepmemory::scan_backward`` are what ``torch.compile`` and ``torch.export``
-see. Eager code goes through :class:`Scan`, which costs less per call and works under ``torch.func``.
-Second derivatives are taken through the plain engine.
+There are three ways in, with one meaning. ``deepmemory::scan`` and ``deepmemory::scan_backward`` are what
+``torch.compile``, ``torch.export`` and every other tracer see. :class:`Scan` works under ``torch.func``.
+:class:`EagerScan` serves ordinary tensors at a fraction of the others' cost per call. Second derivatives are
+taken through the plain engine.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from deepmemory.ops import engines, plain
 from deepmemory.ops.recurrence import Recurrence
 
 State = tuple[Tensor, ...]
+ORDINARY = (Tensor, torch.nn.Parameter)  # no subclass that wants to see operators
 
 RECOMPUTED_PIECES = 8  # a sequence is cut into this many pieces whose traces are made again, one at a time
 
@@ -30,15 +32,25 @@ def scan(
     weights: list[Tensor],
     lengths: Tensor | None,
 ) -> tuple[Tensor, State]:
+    """Run a layer on a fused engine, by the cheapest way that keeps track of what is being asked."""
     tensors = (x, *state, *weights)
     if torch.compiler.is_compiling():
         save = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        y, *rest = scan_op(x, list(state), weights, lengths, *rec, engine, recompute, save)
-    elif torch.is_grad_enabled() and (in_functorch() or any(t.requires_grad for t in tensors)):
-        y, *rest = Scan.apply(rec, engine, recompute, lengths, *tensors)
+        out = scan_op(x, list(state), weights, lengths, *rec, engine, recompute, save)
+    elif in_functorch():
+        if torch.is_grad_enabled():
+            out = Scan.apply(rec, engine, recompute, lengths, *tensors)
+        else:
+            out = scan_op(x, list(state), weights, lengths, *rec, engine, recompute, False)
     else:
-        y, *rest = scan_op(x, list(state), weights, lengths, *rec, engine, recompute, False)
-    return y, tuple(rest[: rec.states])
+        save = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        if not all(type(t) in ORDINARY for t in tensors) or torch._C._len_torch_dispatch_stack():
+            out = scan_op(x, list(state), weights, lengths, *rec, engine, recompute, save)
+        elif save:
+            out = EagerScan.apply(rec, engine, recompute, lengths, *tensors)
+        else:
+            out = run_forward(rec, engine, recompute, False, x, state, weights, lengths)
+    return out[0], tuple(out[1 : 1 + rec.states])
 
 
 def in_functorch() -> bool:
@@ -64,13 +76,7 @@ def scan_op(
 ) -> list[Tensor]:
     """y, final states, trace."""
     rec = Recurrence(cell, activation, bias, reverse)
-    if x.dim() == 3:
-        x, state, weights = x[None], [s[None] for s in state], [w[None] for w in weights]
-        lengths = None if lengths is None else lengths[None]
-        y, final, trace = _forward(rec, engine, recompute, save, x, state, weights, lengths)
-        return [y[0], *(f[0] for f in final), trace]
-    y, final, trace = _forward(rec, engine, recompute, save, x, list(state), list(weights), lengths)
-    return [y, *final, trace]
+    return run_forward(rec, engine, recompute, save, x, state, weights, lengths)
 
 
 @scan_op.register_fake
@@ -83,7 +89,9 @@ def _(x, state, weights, lengths, cell, activation, bias, reverse, engine, recom
         if recompute:
             shape = _boundaries_shape(xr, state)
         else:
-            shape = engines.load(engine).trace_shape(rec, xr, list(weights))
+            # Sizes of weights are constants of a model; time and batch may be symbols.
+            fixed = [torch.empty([int(n) for n in w.shape], device="meta") for w in weights]
+            shape = engines.FUSED[engine].trace_shape(rec, xr, fixed)
     return [y, *(torch.empty_like(s, memory_format=torch.contiguous_format) for s in state), x.new_empty(shape)]
 
 
@@ -107,16 +115,10 @@ def scan_backward_op(
 ) -> list[Tensor]:
     """Gradients of x, states and weights; an empty tensor where nobody asks."""
     rec = Recurrence(cell, activation, bias, reverse)
-    one = x.dim() == 3
-    if one:
-        grad_y = None if grad_y is None else grad_y[None]
-        lengths = None if lengths is None else lengths[None]
-        x, y = x[None], y[None]
-        grad_final, state, weights = ([t[None] for t in ts] for ts in (grad_final, state, weights))
-    grads = _backward(
-        rec, engine, recompute, grad_y, list(grad_final), x, list(state), list(weights), lengths, y, trace, list(needs)
+    grads = run_backward(
+        rec, engine, recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, list(needs)
     )
-    return [x.new_empty(0) if g is None else g[0] if one else g for g in grads]
+    return [x.new_empty(0) if g is None else g for g in grads]
 
 
 @scan_backward_op.register_fake
@@ -195,6 +197,36 @@ def _(info, in_dims, x, state, weights, lengths, *spec):
 # --- Eager autograd: thin, and at home under torch.func. ----------------------------------------------
 
 
+def _zeros_for_none(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, like, strict=True)]
+
+
+class EagerScan(torch.autograd.Function):
+    """As :class:`Scan`, for ordinary tensors outside of ``torch.func``."""
+
+    @staticmethod
+    def forward(ctx: Any, rec: Recurrence, engine: str, recompute: bool, lengths: Tensor | None, *tensors: Tensor):
+        n = 1 + rec.states
+        out = run_forward(rec, engine, recompute, True, tensors[0], tensors[1:n], tensors[n:], lengths)
+        ctx.rec, ctx.engine, ctx.recompute = rec, engine, recompute
+        ctx.mark_non_differentiable(out[-1])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors, lengths, out[0], out[-1])
+        return tuple(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
+        if torch.is_grad_enabled():  # the result may be differentiated again
+            return Scan.backward(ctx, grad_y, *grads)
+        *tensors, lengths, y, trace = ctx.saved_tensors
+        n = 1 + ctx.rec.states
+        x, state, weights = tensors[0], tensors[1:n], tensors[n:]
+        grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[4:])
+        return None, None, None, None, *run_backward(
+            ctx.rec, ctx.engine, ctx.recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, needs
+        )
+
+
 class Scan(torch.autograd.Function):
     """y, final states and trace of one layer; takes ``(rec, engine, recompute, lengths, x, *state, *weights)``."""
 
@@ -215,11 +247,10 @@ class Scan(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
         *tensors, lengths, y, trace = ctx.saved_tensors
         state = tensors[1 : 1 + ctx.rec.states]
-        grad_final = [torch.zeros_like(s) if g is None else g for g, s in zip(grads[:-1], state, strict=True)]
-        needs = list(ctx.needs_input_grad[4:])
-        args = (ctx.rec, ctx.engine, ctx.recompute, needs, lengths, y, trace, grad_y, *grad_final, *tensors)
-        # Grad mode is on in a backward pass whose result may be differentiated again.
-        grad = (ScanBackward.apply if torch.is_grad_enabled() else ScanBackward.forward)(*args)
+        grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[4:])
+        grad = ScanBackward.apply(
+            ctx.rec, ctx.engine, ctx.recompute, needs, lengths, y, trace, grad_y, *grad_final, *tensors
+        )
         return None, None, None, None, *(g if needed else None for g, needed in zip(grad, needs, strict=True))
 
     @staticmethod
@@ -299,9 +330,56 @@ def _plain_runs(rec: Recurrence, x: Tensor, state: State, weights: list[Tensor],
 # --- One call of an engine, whole or in pieces. -------------------------------------------------------
 
 
+def run_forward(
+    rec: Recurrence,
+    engine: str,
+    recompute: bool,
+    save: bool,
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+) -> list[Tensor]:
+    """y, final states and trace, from tensors with or without the leading dimension of runs."""
+    if x.dim() == 4:
+        y, final, trace = _forward(rec, engine, recompute, save, x, list(state), list(weights), lengths)
+        return [y, *final, trace]
+    one = None if lengths is None else lengths[None]
+    state, weights = [s[None] for s in state], [w[None] for w in weights]
+    y, final, trace = _forward(rec, engine, recompute, save, x[None], state, weights, one)
+    return [y[0], *(f[0] for f in final), trace]
+
+
+def run_backward(
+    rec: Recurrence,
+    engine: str,
+    recompute: bool,
+    grad_y: Tensor | None,
+    grad_final: Sequence[Tensor],
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    y: Tensor,
+    trace: Tensor,
+    needs: list[bool],
+) -> list[Tensor | None]:
+    """Gradients of x, states and weights, from tensors with or without the leading dimension of runs."""
+    one = x.dim() == 3
+    if one:
+        grad_y = None if grad_y is None else grad_y[None]
+        lengths = None if lengths is None else lengths[None]
+        x, y = x[None], y[None]
+        grad_final, state, weights = ([t[None] for t in ts] for ts in (grad_final, state, weights))
+    grads = _backward(
+        rec, engine, recompute, grad_y, list(grad_final), x, list(state), list(weights), lengths, y, trace, needs
+    )
+    return [None if g is None else g[0] for g in grads] if one else grads
+
+
 def _forward(rec, engine, recompute, save, x, state, weights, lengths):
     """Tensors with runs in front. With ``recompute`` the trace is the state at the start of every piece."""
-    run = engines.load(engine)
+    run = engines.FUSED[engine]
     if not (recompute and save):
         return run.forward(rec, x, state, weights, lengths, save)
     outputs, starts, pieces = [], [], _pieces(x.shape[1], rec.reverse)
@@ -315,7 +393,7 @@ def _forward(rec, engine, recompute, save, x, state, weights, lengths):
 
 
 def _backward(rec, engine, recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, needs):
-    run = engines.load(engine)
+    run = engines.FUSED[engine]
     if not recompute:
         return run.backward(rec, grad_y, grad_final, x, state, weights, lengths, y, trace, needs)
     first = 1 + rec.states

@@ -1,0 +1,1 @@
+"""The lab: trains with the library, repeats the paper's experiments and shows what came out."""

@@ -1,0 +1,413 @@
+"""Speed against peers on this machine: side by side in one process, medians, ratios, checked results."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import deepmemory as dm
+
+Model = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One case: a DMU layer and what goes through it."""
+
+    name: str
+    input_size: int
+    transition: tuple[int, ...]
+    hidden_size: int
+    batch: int
+    steps: int
+    runs: int = 1
+
+
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("adding", 2, (5,), 5, 32, 105),
+        Shape("adding-51", 2, (5,), 5, 32, 105, runs=51),
+        Shape("music-2", 88, (122,), 122, 32, 200),
+        Shape("music-10", 88, (136,) * 9, 136, 32, 200),
+        Shape("ptb-1", 64, (), 100, 32, 100),
+        Shape("ptb-2", 64, (122,), 122, 32, 100),
+        Shape("ptb-5", 64, (131,) * 4, 131, 32, 100),
+        Shape("ptb-10", 64, (136,) * 9, 136, 32, 100),
+        Shape("mnist-64", 1, (), 128, 64, 784),
+        Shape("mnist", 1, (), 128, 128, 784),
+        Shape("mt-2", 650, (340,), 200, 32, 16),
+        Shape("large", 512, (1024,), 512, 64, 512),
+    )
+}
+CPU_SHAPES = ("adding", "adding-51", "music-2", "mnist-64", "music-10")
+GPU_SHAPES = ("adding", "adding-51", "ptb-1", "ptb-2", "ptb-5", "ptb-10", "mnist", "mt-2", "large")
+
+# One size grows at a time from this shape.
+GROWTH_FROM = Shape("growth", 64, (128,), 128, 32, 128)
+GROWTH: dict[str, tuple[int, ...]] = {
+    "steps": (32, 128, 512, 2048),
+    "batch": (1, 8, 32, 128),
+    "hidden_size": (16, 32, 64, 128, 256, 512),
+    "depth": (1, 2, 5, 10),
+    "runs": (1, 5, 20),
+}
+
+PRECISIONS = ("float32", "tf32", "bfloat16")
+TOLERANCE = {"float32": 1e-4, "tf32": 2e-2, "bfloat16": 2e-1}  # of y and gradients, relative in norm
+
+
+def grown(size: str, value: int) -> Shape:
+    """:data:`GROWTH_FROM` with one size changed."""
+    name = f"{size}={value}"
+    if size == "depth":
+        return replace(GROWTH_FROM, name=name, transition=(GROWTH_FROM.hidden_size,) * (value - 1))
+    if size == "hidden_size":
+        return replace(GROWTH_FROM, name=name, hidden_size=value, transition=(value,))
+    return replace(GROWTH_FROM, name=name, **{size: value})
+
+
+def weights_of(module: nn.Module) -> int:
+    """How many weights a module has."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def equal_weights(make: Callable[[int], nn.Module], wanted: int) -> int:
+    """The state size at which ``make`` comes closest to this many weights."""
+    low, high = 1, 2
+    while weights_of(make(high)) < wanted:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if weights_of(make(middle)) < wanted else (low, middle)
+    return min((low, high), key=lambda size: abs(weights_of(make(size)) - wanted))
+
+
+# --- contestants -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Contestant:
+    """Something to be timed: ``run(x)`` gives y, ``leaves`` are what gradients are asked for."""
+
+    name: str
+    run: Model
+    leaves: list[Tensor]
+    weights: int
+    hidden_size: int
+    reference: Callable[[Tensor], tuple[Tensor, list[Tensor]]] | None = None
+
+
+def ours(shape: Shape, cell: str, engine: str, device: str) -> Contestant:
+    """One of our layers on one engine; with several runs, all of them in one call."""
+    makers: dict[str, Callable[[str], Any]] = {
+        "DMU": lambda e: dm.DMU(shape.input_size, shape.hidden_size, transition=list(shape.transition), engine=e),
+        "RHN": lambda e: dm.RHN(shape.input_size, rhn_size(shape), depth=len(shape.transition) + 1, engine=e),
+        "GRU": lambda e: dm.GRU(shape.input_size, shape.hidden_size, engine=e),
+        "LSTM": lambda e: dm.LSTM(shape.input_size, shape.hidden_size, engine=e),
+        "RNN": lambda e: dm.RNN(shape.input_size, shape.hidden_size, engine=e),
+    }
+    torch.manual_seed(0)
+    name = f"dm.{cell} ({engine})"
+    if shape.runs == 1:
+        module = makers[cell](engine).to(device)
+        definition = makers[cell]("plain").to(device, torch.float64)
+        definition.load_state_dict(module.state_dict())
+
+        def reference(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+            y = definition(x.double())[0]
+            return y, list(torch.autograd.grad(y.sum(), list(definition.parameters())))
+
+        return Contestant(
+            name,
+            lambda x: module(x)[0],
+            list(module.parameters()),
+            weights_of(module),
+            module.hidden_size,
+            reference,
+        )
+    modules = [makers[cell](engine).to(device) for _ in range(shape.runs)]
+    stacked, _ = torch.func.stack_module_state(modules)
+    skeleton = makers[cell](engine).to("meta")
+    call = torch.vmap(lambda p, x: torch.func.functional_call(skeleton, p, (x,))[0])
+    return Contestant(
+        name, lambda x: call(stacked, x), list(stacked.values()), weights_of(modules[0]), modules[0].hidden_size
+    )
+
+
+def rhn_size(shape: Shape) -> int:
+    """The state size of an RHN of the same depth and as many weights."""
+    dmu = dm.DMU(shape.input_size, shape.hidden_size, transition=list(shape.transition), engine="plain")
+    depth = len(shape.transition) + 1
+    return equal_weights(lambda d: dm.RHN(shape.input_size, d, depth=depth, device="meta"), weights_of(dmu))
+
+
+def torch_peer(shape: Shape, kind: str, device: str, equal: str) -> Contestant:
+    """torch.nn's layer with as many weights as the DMU, or with the same state size; runs are a Python loop."""
+    make = getattr(nn, kind)
+    size = shape.hidden_size
+    if equal == "weights":
+        dmu = dm.DMU(shape.input_size, size, transition=list(shape.transition), engine="plain", device="meta")
+        size = equal_weights(lambda d: make(shape.input_size, d, device="meta"), weights_of(dmu))
+    modules = [make(shape.input_size, size).to(device) for _ in range(shape.runs)]
+
+    def run(x: Tensor) -> Tensor:
+        if shape.runs == 1:
+            return modules[0](x)[0]
+        return torch.stack([module(one)[0] for module, one in zip(modules, x, strict=True)])
+
+    leaves = [parameter for module in modules for parameter in module.parameters()]
+    return Contestant(f"nn.{kind}, equal {equal}", run, leaves, weights_of(modules[0]), size)
+
+
+def jax_peer(shape: Shape) -> Callable[[], None] | None:
+    """JAX's ``lax.scan`` of the same DMU, forward and backward, compiled; None where JAX is not installed."""
+    if util.find_spec("jax") is None or shape.runs > 1:
+        return None
+    import jax
+    import jax.numpy as jnp
+
+    sizes = [shape.input_size + shape.hidden_size, *shape.transition, 2 * shape.hidden_size]
+    key = jax.random.key(0)
+    weights = [
+        (jax.random.normal(key, (i, o)) / math.sqrt(i), jnp.zeros(o)) for i, o in zip(sizes, sizes[1:], strict=False)
+    ]
+    x = jax.random.normal(key, (shape.steps, shape.batch, shape.input_size))
+
+    def loss(weights: Any, x: Any) -> Any:
+        def step(h: Any, x_t: Any) -> Any:
+            a = jnp.concatenate([x_t, h], -1) @ weights[0][0] + weights[0][1]
+            for weight, bias in weights[1:]:
+                a = jax.nn.leaky_relu(a, 0.01) @ weight + bias
+            z, candidate = jnp.split(a, 2, -1)
+            keep = jax.nn.sigmoid(z)
+            h = h * keep + jnp.tanh(candidate) * (1 - keep)
+            return h, h
+
+        return jax.lax.scan(step, jnp.zeros((shape.batch, shape.hidden_size)), x)[1].sum()
+
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1)))
+    return lambda: jax.block_until_ready(compiled(weights, x))
+
+
+# --- measuring -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def precision(name: str, device: str) -> Iterator[None]:
+    """Float32 in earnest, with TF32, or autocast to bfloat16."""
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
+    try:
+        with torch.autocast(device, torch.bfloat16, enabled=name == "bfloat16"):
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def error_of(contestant: Contestant, x: Tensor) -> float | None:
+    """Largest relative error of y and the weights' gradients against the definition in float64."""
+    if contestant.reference is None:
+        return None
+    y = contestant.run(x)
+    given = [y, *torch.autograd.grad(y.float().sum(), contestant.leaves)]
+    y, grads = contestant.reference(x)
+    return max(
+        ((a.double() - b).norm() / b.norm().clamp(min=1e-30)).item() for a, b in zip(given, [y, *grads], strict=True)
+    )
+
+
+def timings(call: Callable[[], object], device: str, seconds: float) -> dict[str, float]:
+    """Median and quartiles of one call, in milliseconds."""
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    for _ in range(3):
+        call()
+    wait()
+    samples: list[float] = []
+    started = time.perf_counter()
+    while len(samples) < 5 or (time.perf_counter() - started < seconds and len(samples) < 200):
+        begin = time.perf_counter()
+        call()
+        wait()
+        samples.append(1e3 * (time.perf_counter() - begin))
+    low, median, high = statistics.quantiles(samples, n=4)
+    return {"median_ms": median, "quartile_1_ms": low, "quartile_3_ms": high, "samples": len(samples)}
+
+
+def measure(contestant: Contestant, x: Tensor, device: str, seconds: float, graph: bool) -> dict[str, Any]:
+    """Forward alone, forward and backward, and on a GPU the same replayed as a CUDA graph."""
+    leaves = [x, *contestant.leaves]
+
+    def both() -> object:
+        return torch.autograd.grad(contestant.run(x).sum(), leaves)
+
+    def forward() -> object:
+        with torch.no_grad():
+            return contestant.run(x)
+
+    row: dict[str, Any] = {"forward": timings(forward, device, seconds / 2)}
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    row["forward_backward"] = timings(both, device, seconds)
+    if device == "cuda":
+        row["peak_mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
+        if graph:
+            row["as_cuda_graph"] = timings(captured(both), device, seconds / 2)
+    return row
+
+
+def captured(call: Callable[[], object]) -> Callable[[], None]:
+    """A CUDA graph of one call."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def contestants(shape: Shape, device: str, mode: str, cells: list[str], slow: bool) -> list[Contestant]:
+    """Our engines that can do the case, and the peers."""
+    entries = []
+    for cell in cells:
+        for engine, status in dm.engines().items():
+            if not status.available or (engine == "plain" and not (slow and cell == "DMU")):
+                continue
+            if (engine == "cpu") != (device == "cpu") and engine != "plain":
+                continue
+            if engine == "nvrtc" and mode == "bfloat16":
+                continue
+            entries.append(ours(shape, cell, engine, device))
+    for kind in ("GRU", "LSTM", "RNN"):
+        entries += [torch_peer(shape, kind, device, equal) for equal in ("weights", "size")]
+    return entries
+
+
+def bench_shape(
+    shape: Shape,
+    device: str,
+    mode: str,
+    seconds: float,
+    cells: list[str],
+    slow: bool = True,
+    say: Callable[[str], None] = print,
+) -> list[dict[str, Any]]:
+    """Time every contestant at one shape; a wrong result gets no time."""
+    generator = torch.Generator(device).manual_seed(1)
+    size = (shape.steps, shape.batch, shape.input_size)
+    size = size if shape.runs == 1 else (shape.runs, *size)
+    x = torch.randn(size, generator=generator, device=device).requires_grad_()
+    rows = []
+    with precision(mode, device):
+        for contestant in contestants(shape, device, mode, cells, slow):
+            row: dict[str, Any] = {
+                "shape": asdict(shape),
+                "precision": mode,
+                "contestant": contestant.name,
+                "weights": contestant.weights,
+                "hidden_size": contestant.hidden_size,
+            }
+            try:
+                row["error"] = error_of(contestant, x)
+                if row["error"] is not None and not row["error"] < TOLERANCE[mode]:
+                    row["wrong"] = f"relative error {row['error']:.1e} is over {TOLERANCE[mode]:.0e}: no time"
+                else:
+                    graph = contestant.name.startswith("dm.") and "plain" not in contestant.name
+                    row |= measure(contestant, x, device, seconds, graph)
+            except Exception as error:
+                row["failed"] = f"{type(error).__name__}: {error}"[:400]
+            rows.append(row)
+            say(line(row))
+            gc.collect()
+    call = jax_peer(shape) if device == "cpu" and mode == "float32" else None
+    if call is not None:
+        row = {"shape": asdict(shape), "precision": mode, "contestant": "JAX lax.scan of the DMU"}
+        rows.append(row | {"forward_backward": timings(call, "cpu", seconds)})
+        say(line(rows[-1]))
+    return rows
+
+
+def line(row: dict[str, Any]) -> str:
+    """One result as text."""
+    head = f"{row['shape']['name']:>12} {row['precision']:>8} {row['contestant']:<26}"
+    if "forward_backward" not in row:
+        return f"{head} {row.get('wrong') or row.get('failed')}"
+    text = f"{head} {row['forward_backward']['median_ms']:9.3f} ms"
+    if "forward" in row:
+        text += f"   forward {row['forward']['median_ms']:8.3f}"
+    if "as_cuda_graph" in row:
+        text += f"   graph {row['as_cuda_graph']['median_ms']:8.3f}"
+    return text
+
+
+def machine(device: str) -> dict[str, str]:
+    """What the times were taken on."""
+    names = ("torch", "triton", "jax")
+    versions = {name: metadata.version(name) for name in names if util.find_spec(name)}
+    where = {"python": platform.python_version(), "system": platform.system(), **versions}
+    if device == "cuda":
+        where |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+        where["cudnn"] = str(torch.backends.cudnn.version())
+    else:
+        where |= {"cpu": cpu_name(), "threads": str(torch.get_num_threads())}
+        where["instructions"] = torch.backends.cpu.get_cpu_capability()
+    return where
+
+
+def cpu_name() -> str:
+    """The processor's own name where the system tells it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for entry in info.read_text().splitlines():
+            if entry.startswith("model name"):
+                return entry.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def bench(
+    device: str,
+    shapes: list[str],
+    modes: list[str],
+    cells: list[str],
+    seconds: float,
+    growth: bool,
+    slow: bool,
+    out: Path,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Time all of it and write one JSON file."""
+    rows = []
+    for mode in modes:
+        for name in shapes:
+            rows += bench_shape(SHAPES[name], device, mode, seconds, cells, slow, say)
+    grown_rows = []
+    if growth:
+        for size, values in GROWTH.items():
+            for value in values:
+                grown_rows += bench_shape(grown(size, value), device, modes[0], seconds / 2, ["DMU"], False, say)
+    result = {"machine": machine(device), "shapes": rows, "growth": grown_rows}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result, indent=1))
+    return result

@@ -1,0 +1,220 @@
+"""What does not recur, for engines on the GPU: one matrix product over all time steps before and after the sweep.
+
+A sweep is the part that loops over time. It leaves two records, both (R, T, B, features):
+
+*trace*, from the forward sweep, with the features of a step in this order:
+
+====  ==========================================================================================
+dmu   hidden activations a_1 ... a_n-1; their slopes f' as well for silu and gelu; z; tanh(candidate)
+rhn   for each micro-layer tanh(candidate), sigmoid(transform); then s_1 ... s_n-1
+rnn   nothing: y says it all
+gru   r, z, n, W_hn h + b_hn
+lstm  i, f, g, o, c
+====  ==========================================================================================
+
+*deltas*, from the backward sweep: the gradient of the loss by what each linear layer gave out, zero where a
+step is padding:
+
+====  ==========================================================================================
+dmu   of layer 1, ..., of layer n
+rhn   of micro-layer 1, ..., of micro-layer n
+rnn   of the sum inside the activation
+gru   of r, z, n before their activation, then of W_hn h + b_hn
+lstm  of i, f, g, o before their activation
+====  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from deepmemory.ops.recurrence import Recurrence
+
+
+Product = Callable[[Tensor, Tensor], Tensor]  # (R, I, N), (R, I, K) to (R, N, K)
+
+
+def batched_product(left: Tensor, right: Tensor) -> Tensor:
+    """Sum over rows of left times right."""
+    return torch.bmm(left.mT, right)
+
+
+def hidden_widths(rec: Recurrence, weights: list[Tensor]) -> list[int]:
+    """Widths of a DMU's hidden layers."""
+    return [weight.shape[-1] for weight, _ in rec.deeper(weights)]
+
+
+def needs_slopes(rec: Recurrence) -> bool:
+    """The slope of silu and gelu cannot be told from their value."""
+    return rec.cell == "dmu" and rec.activation in ("silu", "gelu")
+
+
+def trace_features(rec: Recurrence, weights: list[Tensor]) -> int:
+    """Features of a step in the trace."""
+    d = weights[1].shape[-1]
+    if rec.cell == "dmu":
+        return sum(hidden_widths(rec, weights)) * (2 if needs_slopes(rec) else 1) + 2 * d
+    if rec.cell == "rhn":
+        depth = 1 + len(rec.deeper(weights))
+        return 2 * d * depth + d * (depth - 1)
+    return {"rnn": 0, "gru": 4, "lstm": 5}[rec.cell] * d
+
+
+def delta_features(rec: Recurrence, weights: list[Tensor]) -> int:
+    """Features of a step in the deltas."""
+    extra = weights[1].shape[-1] if rec.cell == "gru" else 0
+    if rec.cell in ("dmu", "rhn"):
+        extra = sum(weight.shape[-2] for weight, _ in rec.deeper(weights))
+    return weights[1].shape[-2] + extra
+
+
+def tf32_allowed() -> bool:
+    """Whether torch lets cuDNN's recurrent layers use TF32: ours follow the same setting."""
+    rnn = getattr(torch.backends.cudnn, "rnn", None)
+    if hasattr(rnn, "fp32_precision"):
+        return bool(rnn.fp32_precision == "tf32")
+    return bool(torch.backends.cudnn.allow_tf32)
+
+
+@contextmanager
+def matmul_like_the_sweep(device: torch.device) -> Iterator[None]:
+    """Float32 matrix products in the precision of the sweep, whatever the setting for products at large is."""
+    matmul = torch.backends.cuda.matmul
+    if device.type != "cuda":
+        yield
+    elif hasattr(matmul, "fp32_precision"):
+        before, wanted = matmul.fp32_precision, "tf32" if tf32_allowed() else "ieee"
+        if before == wanted:
+            yield
+            return
+        matmul.fp32_precision = wanted
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = before
+    else:
+        before = matmul.allow_tf32
+        matmul.allow_tf32 = tf32_allowed()
+        try:
+            yield
+        finally:
+            matmul.allow_tf32 = before
+
+
+def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
+    """Zero the padding of x (R, T, B, m), where even a NaN may stand."""
+    if lengths is None:
+        return x
+    padding = torch.arange(x.shape[1], device=x.device)[:, None] >= lengths[:, None]
+    return x.masked_fill(padding[..., None], 0)
+
+
+def project(rec: Recurrence, x: Tensor, weights: list[Tensor], lengths: Tensor | None) -> Tensor:
+    """The part of the first linear layer that x decides, for all steps: (R, T, B, features)."""
+    weight, bias = rec.input_weights(weights)
+    if bias is not None and rec.cell in ("rnn", "lstm"):
+        bias = bias + weights[3]
+    flat = without_padding(x, lengths).flatten(1, 2)
+    with matmul_like_the_sweep(x.device):
+        if bias is None:
+            out = torch.bmm(flat, weight.mT)
+        else:
+            out = torch.baddbmm(bias[:, None], flat, weight.mT)
+    return out.unflatten(1, x.shape[1:3])
+
+
+def gradients(
+    rec: Recurrence,
+    x: Tensor,
+    state: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    y: Tensor,
+    trace: Tensor,
+    deltas: Tensor,
+    grad_state: list[Tensor],
+    needs: list[bool],
+    product: Product | None = None,
+) -> list[Tensor | None]:
+    """From the records of both sweeps to the gradients of x, states and weights, in the order of ``needs``."""
+    product = product or batched_product
+    first = 1 + rec.states
+    need_x, need_state, need_weights = needs[0], needs[1:first], needs[first:]
+    rows = weights[0].shape[-2]
+    delta = deltas[..., :rows].flatten(1, 2)  # [R, T*B, rows]
+    out: list[Tensor | None] = [None] * len(weights)
+    grad_x = None
+    with matmul_like_the_sweep(x.device):
+        if need_x:
+            grad_x = torch.bmm(delta, weights[0]).view(x.shape)
+        if need_weights[0]:
+            out[0] = product(delta, without_padding(x, lengths).flatten(1, 2))
+        if need_weights[1]:
+            out[1] = _recurrent_weight(rec, deltas, state[0], lengths, y, rows, product)
+        if rec.bias and any(need_weights[2:4]):
+            out[2] = delta.sum(1)
+        if rec.cell in ("dmu", "rhn"):
+            _deeper_weights(rec, weights, trace, deltas, need_weights, out, product)
+        elif rec.bias and need_weights[3]:
+            out[3] = _without_candidate(rec, deltas.sum((1, 2))) if rec.cell == "gru" else delta.sum(1)
+    grads = [g if needed else None for g, needed in zip(grad_state, need_state, strict=True)]
+    return [grad_x, *grads, *(g if needed else None for g, needed in zip(out, need_weights, strict=True))]
+
+
+def _recurrent_weight(
+    rec: Recurrence, deltas: Tensor, h0: Tensor, lengths: Tensor | None, y: Tensor, rows: int, product: Product
+) -> Tensor:
+    """Sum over steps of delta times the state before the step, which is y one step earlier, or h0."""
+    delta = deltas if rec.cell == "gru" else deltas[..., :rows]
+    if not rec.reverse:
+        start, later, before = delta[:, 0], delta[:, 1:], y[:, :-1]
+    else:
+        later, before = delta[:, :-1], y[:, 1:]  # past its end a sequence's y is zero and adds nothing
+        if lengths is None:
+            start = delta[:, -1]
+        else:
+            last = (lengths - 1).clamp(min=0)[:, None, :, None]
+            start = delta.gather(1, last.expand(-1, 1, -1, delta.shape[-1]))[:, 0]
+    grad = product(start, h0)
+    if later.shape[1]:
+        grad = grad + product(later.flatten(1, 2), before.flatten(1, 2))
+    return _without_candidate(rec, grad)
+
+
+def _without_candidate(rec: Recurrence, rows: Tensor) -> Tensor:
+    """Of a GRU's four groups of rows the recurrent side has r, z and the last one."""
+    if rec.cell != "gru":
+        return rows
+    r, z, _, n = rows.chunk(4, 1)
+    return torch.cat([r, z, n], 1)
+
+
+def _deeper_weights(
+    rec: Recurrence,
+    weights: list[Tensor],
+    trace: Tensor,
+    deltas: Tensor,
+    need_weights: list[bool],
+    out: list[Tensor | None],
+    product: Product,
+) -> None:
+    deeper = rec.deeper(weights)
+    d = weights[1].shape[-1]
+    at_input = 0 if rec.cell == "dmu" else 2 * d * (1 + len(deeper))
+    at_delta = weights[1].shape[-2]
+    stride = 2 if rec.bias else 1
+    for k, (weight, bias) in enumerate(deeper):
+        rows, columns = weight.shape[-2:]
+        delta = deltas[..., at_delta : at_delta + rows].flatten(1, 2)
+        index = (3 if rec.bias else 2) + stride * k
+        if need_weights[index]:
+            inputs = trace[..., at_input : at_input + columns].flatten(1, 2)
+            out[index] = product(delta, inputs)
+        if bias is not None and need_weights[index + 1]:
+            out[index + 1] = delta.sum(1)
+        at_input += columns
+        at_delta += rows

@@ -1,0 +1,754 @@
+// The two sweeps over time for one layer in one direction, float32, compiled at run time for one shape.
+//
+// A cluster of CLUSTER blocks takes ROWS sequences of one run through all time steps. Of every linear layer each
+// block owns a slice of the output features, keeps the weights of that slice on the chip, and sends what it computed
+// to the shared memory of the other blocks. One layer of one step is
+//
+//     partial sums -> block barrier -> add up, apply the gate, store, send -> receive
+//
+// where a warp multiplies a slice of the inputs with 32 outputs and a thread finishes single elements of the slice.
+// Batch size, length and direction are arguments. Constants of the compiled kernel:
+//
+//   CELL          0 dmu, 1 rhn, 2 rnn, 3 gru, 4 lstm
+//   ACTIVATION    0 leaky_relu, 1 relu, 2 tanh, 3 silu, 4 gelu: of a dmu's hidden layers or an rnn's state
+//   D             features of the state
+//   LAYERS        linear layers of a step
+//   WIDTHS        output features of each of them, not counting gates: the hidden widths, then D
+//   ROWS, CLUSTER, WARPS, SAVE
+//   KEPT_AHEAD, SHARED_AHEAD, KEPT_BACK, SHARED_BACK   for each layer, how many of the quads of inputs that a warp
+//                 multiplies have their weights in registers, and how many in shared memory; the rest are read from
+//                 global memory at every step
+
+#ifndef EMULATED
+#define DEVICE __device__ __forceinline__
+typedef long long int64;
+
+extern __shared__ float shared_memory[];
+DEVICE int thread_index() { return threadIdx.x; }
+DEVICE int block_x() { return blockIdx.x; }
+DEVICE int block_y() { return blockIdx.y; }
+DEVICE float power_of_two(float x) { float y; asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float reciprocal(float x) { float y; asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE void block_barrier() { __syncthreads(); }
+DEVICE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Two barriers, at the start of shared memory, count the bytes that other blocks' stores bring: nobody has to wait for
+// a fence, which would also wait for every store to global memory.
+DEVICE unsigned address_of(const void* shared) { return unsigned(__cvta_generic_to_shared(shared)); }
+DEVICE unsigned in_block(unsigned address, int rank) {
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+DEVICE void open_exchange() {
+    if (threadIdx.x < 2) {
+        const unsigned barrier = address_of(shared_memory) + 8 * threadIdx.x;
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier));
+    }
+}
+DEVICE void send_to(int rank, float* target, float value, int exchange) {
+    const unsigned barrier = in_block(address_of(shared_memory) + 8 * (exchange & 1), rank);
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                     in_block(address_of(target), rank)),
+                 "r"(__float_as_uint(value)), "r"(barrier)
+                 : "memory");
+}
+DEVICE void receive(int bytes, int exchange) {
+    const unsigned barrier = address_of(shared_memory) + 8 * (exchange & 1), parity = exchange >> 1 & 1;
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    unsigned done;
+    do {
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
+}
+#endif
+
+enum { DMU, RHN, RNN, GRU, LSTM };
+enum { LEAKY_RELU, RELU, TANH, SILU, GELU };
+
+constexpr int THREADS = WARPS * 32;
+constexpr int WIDTH[] = {WIDTHS};
+constexpr int KEPT[2][LAYERS] = {{KEPT_AHEAD}, {KEPT_BACK}};
+constexpr int SHARED[2][LAYERS] = {{SHARED_AHEAD}, {SHARED_BACK}};
+
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+constexpr int inputs(int l) { return l == 0 ? D : WIDTH[l - 1]; }
+constexpr int features(int l) { return WIDTH[l]; }
+constexpr int gates(int l) {
+    return CELL == DMU ? (l == LAYERS - 1 ? 2 : 1) : CELL == RHN ? 2 : CELL == RNN ? 1 : CELL == GRU ? 3 : 4;
+}
+constexpr int slice(int f) { return ceil_div(f, CLUSTER); }                   // features that a block owns
+constexpr int elements(int f) { return ceil_div(ROWS * slice(f), THREADS); }  // that a thread finishes
+constexpr int elements_before(int l) { return l <= 0 ? 0 : elements_before(l - 1) + elements(WIDTH[l - 1]); }
+constexpr int OWN = elements(D);
+
+// Places in a step of the trace and of the deltas; hoisted.py gives their order.
+constexpr bool SLOPES = CELL == DMU && (ACTIVATION == SILU || ACTIVATION == GELU);
+constexpr int widths_before(int l) { return l == 0 ? 0 : widths_before(l - 1) + WIDTH[l - 1]; }
+constexpr int HIDDEN = CELL == DMU ? widths_before(LAYERS - 1) : 0;
+constexpr int AFTER_HIDDEN = SLOPES ? 2 * HIDDEN : HIDDEN;
+constexpr int TRACE = CELL == DMU ? AFTER_HIDDEN + 2 * D
+                    : CELL == RHN ? 2 * D * LAYERS + D * (LAYERS - 1)
+                    : CELL == GRU ? 4 * D : CELL == LSTM ? 5 * D : 0;
+constexpr int outputs_before(int l) { return l == 0 ? 0 : outputs_before(l - 1) + gates(l - 1) * features(l - 1); }
+constexpr int DELTAS = outputs_before(LAYERS) + (CELL == GRU ? D : 0);
+
+struct Arguments {
+    const float* weight[LAYERS];  // [R, gates * features, inputs]
+    const float* turned[LAYERS];  // [R, inputs, gates * features], where a layer reads from global memory ahead
+    const float* bias[LAYERS];    // [R, gates * features] or null
+    const float* projected;       // [R, T, B, gates * features] of layer 0
+    const float* h0;              // [R, B, D]
+    const float* c0;
+    const int64* lengths;         // [R, B] or null
+    float* y;                     // [R, T, B, D]
+    float* h_n;                   // [R, B, D]; going back the gradient of h_n comes in here
+    float* c_n;
+    float* trace;                 // [R, T, B, TRACE]
+    const float* grad_y;          // [R, T, B, D] or null
+    float* deltas;                // [R, T, B, DELTAS]
+    float* grad_h0;
+    float* grad_c0;
+    int64 steps;
+    int64 batch;
+    int64 reverse;
+};
+
+// --- Products of a weight slice with the rows' inputs -----------------------------------------------------------
+
+template <int INPUTS, int OUTPUTS>  // all inputs, the outputs of this block
+struct Spread {
+    static constexpr int quads = ceil_div(INPUTS, 4);
+    static constexpr int groups = ceil_div(OUTPUTS, 32);                       // of 32 outputs, one per lane
+    static constexpr int slices = larger(1, smaller(WARPS / groups, quads));   // of the inputs
+    static constexpr int items = groups * slices;
+    static constexpr int items_per_warp = ceil_div(items, WARPS);
+    static constexpr int quads_per_item = ceil_div(quads, slices);
+    static constexpr int padded_inputs = slices * quads_per_item * 4;
+    static constexpr int padded_outputs = groups * 32;
+    static constexpr int sums = slices * ROWS * padded_outputs;
+};
+
+template <int L, bool BACK> struct Shape;
+template <int L> struct Shape<L, false> {  // from a layer's inputs to its outputs
+    static constexpr int in = inputs(L), own = slice(features(L)), out = gates(L) * own;
+    using S = Spread<in, out>;
+};
+template <int L> struct Shape<L, true> {  // from the deltas of a layer's outputs to its inputs
+    static constexpr int in = gates(L) * features(L), own = slice(inputs(L)), out = own;
+    using S = Spread<in, out>;
+};
+
+template <bool BACK, int L = 0> constexpr int row_stride() {
+    if constexpr (L == LAYERS) return 0;
+    else return larger(Shape<L, BACK>::S::padded_inputs, row_stride<BACK, L + 1>());
+}
+template <bool BACK, int L = 0> constexpr int sums_size() {
+    if constexpr (L == LAYERS) return 0;
+    else return larger(Shape<L, BACK>::S::sums, sums_size<BACK, L + 1>());
+}
+template <bool BACK, int L = 0> constexpr int weights_in_shared() {
+    if constexpr (L == LAYERS) return 0;
+    else {
+        using S = typename Shape<L, BACK>::S;
+        return S::slices * SHARED[BACK][L] * S::padded_outputs * 4 + weights_in_shared<BACK, L + 1>();
+    }
+}
+// Shared memory, in floats: barriers, two buffers of rows, partial sums, lengths of the rows, weights.
+constexpr int BARRIERS = 4;
+template <bool BACK> constexpr int shared_size() {
+    return BARRIERS + 2 * ROWS * row_stride<BACK>() + sums_size<BACK>() + ceil_div(ROWS, 4) * 4 + weights_in_shared<BACK>();
+}
+
+struct alignas(16) Quad { float x, y, z, w; };
+
+template <int L, bool BACK> struct Panel {
+    using H = Shape<L, BACK>;
+    using S = typename H::S;
+    static constexpr int kept_quads = KEPT[BACK][L], shared_quads = SHARED[BACK][L];
+    Quad kept[larger(1, S::items_per_warp * kept_quads)];
+    float bias[S::items_per_warp];
+    const Quad* shared;  // [slices, shared_quads, padded_outputs]
+    const float* weight;
+    const float* turned;
+    int rank;
+
+    // Weight from input k to the block's output n.
+    DEVICE float element(int k, int n) const {
+        const int own = n % H::own, feature = rank * H::own + own;
+        if (k >= H::in || n >= H::out) return 0.f;
+        if constexpr (BACK) {
+            return feature < inputs(L) ? weight[int64(k) * inputs(L) + feature] : 0.f;
+        } else {
+            if (feature >= features(L)) return 0.f;
+            const int row = n / H::own * features(L) + feature;
+            // Lanes are neighbouring outputs: what is read at every step is read along them.
+            return turned ? turned[int64(k) * (gates(L) * features(L)) + row] : weight[int64(row) * H::in + k];
+        }
+    }
+    DEVICE Quad quad(int q, int n) const {
+        return {element(4 * q, n), element(4 * q + 1, n), element(4 * q + 2, n), element(4 * q + 3, n)};
+    }
+
+    // Brings the weights to where they stay; `pool` is what is left of the shared memory.
+    DEVICE void load(const float* weight_, const float* turned_, const float* biases, float*& pool, int rank_) {
+        rank = rank_, weight = weight_, turned = turned_;
+        const int lane = thread_index() % 32, warp = thread_index() / 32;
+        Quad* store = reinterpret_cast<Quad*>(pool);
+        constexpr int stored = S::slices * shared_quads * S::padded_outputs;
+        for (int i = thread_index(); i < stored; i += THREADS) {
+            const int q = i / S::padded_outputs, from = q / larger(1, shared_quads);
+            store[i] = quad(from * S::quads_per_item + kept_quads + q % larger(1, shared_quads), i % S::padded_outputs);
+        }
+        shared = store;
+        pool += stored * 4;
+#pragma unroll
+        for (int i = 0; i < S::items_per_warp; ++i) {
+            const int item = warp + i * WARPS, n = item % S::groups * 32 + lane, from = item / S::groups;
+#pragma unroll
+            for (int q = 0; q < kept_quads; ++q)
+                kept[i * kept_quads + q] =
+                    item < S::items ? quad(from * S::quads_per_item + q, n) : Quad{0.f, 0.f, 0.f, 0.f};
+            bias[i] = 0.f;
+            if (!BACK && biases && from == 0 && n < H::out) {
+                const int feature = rank * H::own + n % H::own;
+                if (feature < features(L)) bias[i] = biases[n / H::own * features(L) + feature];
+            }
+        }
+    }
+
+    // sums[slice, row, output] of rows[row, input].
+    DEVICE void multiply(const float* rows, float* sums) const {
+        constexpr int stride = row_stride<BACK>();
+        constexpr int chains = ROWS >= 4 ? 1 : 4 / ROWS;  // of additions that do not wait for one another
+        const int lane = thread_index() % 32, warp = thread_index() / 32;
+#pragma unroll
+        for (int i = 0; i < S::items_per_warp; ++i) {
+            const int item = warp + i * WARPS, n = item % S::groups * 32 + lane, from = item / S::groups;
+            if (item >= S::items) break;
+            float sum[ROWS * chains];
+#pragma unroll
+            for (int r = 0; r < ROWS * chains; ++r) sum[r] = r % chains ? 0.f : bias[i];
+            const Quad* in = reinterpret_cast<const Quad*>(rows) + from * S::quads_per_item;
+            auto add = [&](const Quad& w, int q) {
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r) {
+                    const Quad a = in[r * (stride / 4) + q];
+                    sum[r * chains] += w.x * a.x;
+                    sum[r * chains + 1 % chains] += w.y * a.y;
+                    sum[r * chains + 2 % chains] += w.z * a.z;
+                    sum[r * chains + 3 % chains] += w.w * a.w;
+                }
+            };
+#pragma unroll
+            for (int q = 0; q < kept_quads; ++q) add(kept[i * kept_quads + q], q);
+#pragma unroll 8
+            for (int q = 0; q < shared_quads; ++q)
+                add(shared[(from * shared_quads + q) * S::padded_outputs + n], kept_quads + q);
+#pragma unroll 4
+            for (int q = kept_quads + shared_quads; q < S::quads_per_item; ++q)
+                add(quad(from * S::quads_per_item + q, n), q);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) {
+                float all = sum[r * chains];
+#pragma unroll
+                for (int c = 1; c < chains; ++c) all += sum[r * chains + c];
+                sums[(from * ROWS + r) * S::padded_outputs + n] = all;
+            }
+        }
+    }
+
+    DEVICE static float total(const float* sums, int row, int n) {
+        float sum = 0.f;
+#pragma unroll
+        for (int s = 0; s < S::slices; ++s) sum += sums[(s * ROWS + row) * S::padded_outputs + n];
+        return sum;
+    }
+};
+
+template <bool BACK, int L = 0> struct Panels {
+    Panel<L, BACK> panel;
+    Panels<BACK, L + 1> deeper;
+    DEVICE void load(const Arguments& a, int run, float* pool, int rank) {
+        const int64 outputs = gates(L) * features(L);
+        const int64 weights = outputs * inputs(L);
+        const float* bias = a.bias[L] ? a.bias[L] + run * outputs : nullptr;
+        const float* turned = a.turned[L] ? a.turned[L] + run * weights : nullptr;
+        panel.load(a.weight[L] + run * weights, turned, bias, pool, rank);
+        deeper.load(a, run, pool, rank);
+    }
+    template <int WANTED> DEVICE auto& get() {
+        if constexpr (WANTED == L) return panel;
+        else return deeper.template get<WANTED>();
+    }
+};
+template <bool BACK> struct Panels<BACK, LAYERS> {
+    DEVICE void load(const Arguments&, int, float*, int) {}
+};
+
+// --- Elementwise functions ------------------------------------------------------------------------------------------
+
+// Short chains of instructions: a step waits for them. Each is good to a few units in the last place.
+DEVICE float exp_of_negative(float x) {  // exp(-|x|)
+    const float scale = -1.44269504f * fabsf(x);
+    const float rest = fmaf(-1.44269504f, fabsf(x), -scale) - 1.92596303e-8f * fabsf(x);
+    const float power = power_of_two(scale);
+    return fmaf(power, 0.69314718f * rest, power);
+}
+struct Gate { float open, shut; };  // sigmoid(z) and 1 - sigmoid(z), each accurate where it is small
+DEVICE Gate gate(float z) {
+    const float e = exp_of_negative(z), big = reciprocal(1.f + e), small = e * big;
+    return z >= 0.f ? Gate{big, small} : Gate{small, big};
+}
+DEVICE float tanh_of(float x) {
+    const float e = exp_of_negative(2.f * x), large = copysignf((1.f - e) * reciprocal(1.f + e), x);
+    const float q = x * x;  // below 0.35 the series, where the other way would lose digits
+    float tail = -0.0088632355f;
+    tail = fmaf(tail, q, 0.021869488f);
+    tail = fmaf(tail, q, -0.053968254f);
+    tail = fmaf(tail, q, 0.13333334f);
+    tail = fmaf(tail, q, -0.33333334f);
+    return fabsf(x) < 0.35f ? fmaf(x * q, tail, x) : x != x ? x : large;
+}
+DEVICE float sigmoid(float z) { return gate(z).open; }
+
+DEVICE float activate(float a) {
+    if (ACTIVATION == LEAKY_RELU) return a > 0.f ? a : 0.01f * a;
+    if (ACTIVATION == RELU) return a > 0.f ? a : (a != a ? a : 0.f);
+    if (ACTIVATION == TANH) return tanh_of(a);
+    if (ACTIVATION == SILU) return a * sigmoid(a);
+    return 0.5f * a * (1.f + erff(a * 0.70710678f));
+}
+DEVICE float slope_at(float a) {  // of silu and gelu, from what goes in
+    const Gate g = gate(a);
+    if (ACTIVATION == SILU) return g.open * (1.f + a * g.shut);
+    return 0.5f * (1.f + erff(a * 0.70710678f)) + a * 0.39894228f * expf(-0.5f * a * a);
+}
+DEVICE float slope_from(float saved) {  // from what came out, or the saved slope itself
+    if (ACTIVATION == LEAKY_RELU) return saved > 0.f ? 1.f : 0.01f;
+    if (ACTIVATION == RELU) return saved > 0.f ? 1.f : 0.f;
+    if (ACTIVATION == TANH) return 1.f - saved * saved;
+    return saved;
+}
+
+// --- What both sweeps know about their place ------------------------------------------------------------------------
+
+template <bool BACK> struct Sweep {
+    const Arguments& a;
+    const int rank, run;
+    const int64 first;  // sequence
+    float* sums;
+    int* until;  // [ROWS] steps that are real
+    Panels<BACK> panels;
+    int exchange = 0;  // counts what was sent and received; its parity tells the buffer
+
+    DEVICE Sweep(const Arguments& a) : a(a), rank(block_x() % CLUSTER), run(block_y()),
+                                       first(int64(block_x() / CLUSTER) * ROWS) {
+        constexpr int size = ROWS * row_stride<BACK>();
+        sums = shared_memory + BARRIERS + 2 * size;
+        until = reinterpret_cast<int*>(sums + sums_size<BACK>());
+        for (int i = thread_index(); i < 2 * size; i += THREADS) shared_memory[BARRIERS + i] = 0.f;
+        for (int row = thread_index(); row < ROWS; row += THREADS) {
+            const int64 b = first + row;
+            until[row] = b >= a.batch ? 0 : a.lengths ? int(a.lengths[run * a.batch + b]) : int(a.steps);
+        }
+        panels.load(a, run, reinterpret_cast<float*>(until + ceil_div(ROWS, 4) * 4), rank);
+        if (CLUSTER == 1) {
+            block_barrier();
+        } else {
+            open_exchange();
+            cluster_barrier();
+        }
+    }
+    DEVICE float* buffer(int which) const {
+        return shared_memory + BARRIERS + (which & 1) * (ROWS * row_stride<BACK>());
+    }
+    DEVICE bool in_batch(int row) const { return first + row < a.batch; }
+    DEVICE int64 sequence(int row) const { return run * a.batch + first + row; }
+    DEVICE int64 at(int64 t, int row) const { return (run * a.steps + t) * a.batch + first + row; }
+    DEVICE int64 time(int64 s) const { return a.reverse ? a.steps - 1 - s : s; }
+
+    // Calls visit(e, row, feature) for each element of `F` features that this thread finishes.
+    template <int F, class Visit> DEVICE void for_own(Visit visit) const {
+        constexpr int own = slice(F);
+#pragma unroll
+        for (int e = 0; e < elements(F); ++e) {
+            const int i = thread_index() + e * THREADS, row = i / own, feature = rank * own + i % own;
+            if (i < ROWS * own && feature < F) visit(e, row, feature);
+        }
+    }
+    // Gives one input of the next product to every block of the cluster.
+    DEVICE void send(int row, int input, float value) const {
+        float* target = buffer(exchange) + row * row_stride<BACK>() + input;
+        if (CLUSTER == 1) {
+            *target = value;
+        } else {
+#pragma unroll
+            for (int other = 0; other < CLUSTER; ++other) send_to(other, target, value, exchange);
+        }
+    }
+    // Waits for all inputs of the next product. A block sends again only after it has received, so that a buffer that
+    // is written to has been read by everybody: two of them suffice.
+    template <int INPUTS> DEVICE void all_sent() {
+        if (CLUSTER == 1) block_barrier();
+        else receive(ROWS * INPUTS * int(sizeof(float)), exchange);
+        ++exchange;
+    }
+    template <int L> DEVICE void multiply() {
+        panels.template get<L>().multiply(buffer(exchange - 1), sums);
+        block_barrier();
+    }
+    template <int L> DEVICE float total(int row, int n) const {
+        return Panel<L, BACK>::total(sums, row, n);
+    }
+};
+
+// --- Forward ----------------------------------------------------------------------------------------------------
+
+struct Ahead : Sweep<false> {
+    float h[OWN], c[CELL == LSTM ? OWN : 1];
+    float x[elements(features(0)) * gates(0)];  // of the step to come, fetched one step early
+
+    DEVICE Ahead(const Arguments& a) : Sweep(a) {}
+
+    DEVICE void fetch(int64 s) {
+        const int64 t = time(s);
+        for_own<features(0)>([&](int e, int row, int feature) {
+#pragma unroll
+            for (int g = 0; g < gates(0); ++g)
+                x[e * gates(0) + g] =
+                    s < a.steps && in_batch(row)
+                        ? a.projected[at(t, row) * (gates(0) * features(0)) + g * features(0) + feature] : 0.f;
+        });
+    }
+
+    template <int L> DEVICE void layer(int64 s, int64 t) {
+        constexpr int F = features(L), G = gates(L), own = slice(F);
+        multiply<L>();
+        float before[elements(F) * G];  // what the gates see
+        for_own<F>([&](int e, int row, int feature) {
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                before[e * G + g] = total<L>(row, g * own + feature - rank * own);
+                if (L == 0 && CELL != GRU) before[e * G + g] += x[e * G + g];
+            }
+        });
+        if constexpr (CELL == DMU && L < LAYERS - 1) {
+            for_own<F>([&](int e, int row, int feature) {
+                const float out = activate(before[e]);
+                if (SAVE && in_batch(row)) {
+                    float* step = a.trace + at(t, row) * TRACE + widths_before(L) + feature;
+                    const bool real = t < until[row];
+                    step[0] = real ? out : 0.f;
+                    if (SLOPES) step[HIDDEN] = real ? slope_at(before[e]) : 0.f;
+                }
+                send(row, feature, out);
+            });
+        } else {
+            for_own<D>([&](int e, int row, int feature) { update<L>(t, e, row, feature, before + e * G); });
+        }
+        if constexpr (L == 0) fetch(s + 1);
+        all_sent<F>();
+        if constexpr (L + 1 < LAYERS) layer<L + 1>(s, t);
+    }
+
+    // The new state of one element.
+    template <int L> DEVICE void update(int64 t, int e, int row, int feature, const float* v) {
+        const bool real = t < until[row];
+        float saved[5] = {0.f, 0.f, 0.f, 0.f, 0.f};
+        if (real) {
+            if constexpr (CELL == DMU) {
+                const Gate keep = gate(v[0]);
+                saved[0] = v[0], saved[1] = tanh_of(v[1]);
+                h[e] = h[e] * keep.open + saved[1] * keep.shut;
+            } else if constexpr (CELL == RHN) {
+                const Gate open = gate(v[1]);
+                saved[0] = tanh_of(v[0]), saved[1] = open.open;
+                h[e] = saved[0] * open.open + h[e] * open.shut;
+            } else if constexpr (CELL == RNN) {
+                h[e] = activate(v[0]);
+            } else if constexpr (CELL == GRU) {
+                const float* of_x = x + e * 3;
+                const Gate keep = gate(of_x[1] + v[1]);
+                saved[0] = sigmoid(of_x[0] + v[0]), saved[1] = keep.open, saved[3] = v[2];
+                saved[2] = tanh_of(of_x[2] + saved[0] * v[2]);
+                h[e] = h[e] * keep.open + saved[2] * keep.shut;
+            } else {
+                saved[0] = sigmoid(v[0]), saved[1] = sigmoid(v[1]), saved[2] = tanh_of(v[2]), saved[3] = sigmoid(v[3]);
+                c[e] = saved[1] * c[e] + saved[0] * saved[2];
+                saved[4] = c[e];
+                h[e] = saved[3] * tanh_of(c[e]);
+            }
+        }
+        if (SAVE && TRACE && in_batch(row)) {
+            constexpr int base = CELL == DMU ? AFTER_HIDDEN : CELL == RHN ? 2 * D * L : 0;
+            constexpr int count = CELL == DMU || CELL == RHN ? 2 : CELL == GRU ? 4 : CELL == LSTM ? 5 : 0;
+            float* step = a.trace + at(t, row) * TRACE + feature;
+#pragma unroll
+            for (int k = 0; k < count; ++k) step[base + k * D] = saved[k];
+            if (CELL == RHN && L < LAYERS - 1) step[2 * D * LAYERS + L * D] = real ? h[e] : 0.f;
+        }
+        if (L == LAYERS - 1 && in_batch(row)) a.y[at(t, row) * D + feature] = real ? h[e] : 0.f;
+        send(row, feature, h[e]);
+    }
+
+    DEVICE void run_all() {
+        for_own<D>([&](int e, int row, int feature) {
+            const bool there = in_batch(row);
+            h[e] = there ? a.h0[sequence(row) * D + feature] : 0.f;
+            if (CELL == LSTM) c[e] = there ? a.c0[sequence(row) * D + feature] : 0.f;
+        });
+        for_own<D>([&](int e, int row, int feature) { send(row, feature, h[e]); });
+        fetch(0);
+        all_sent<D>();
+        for (int64 s = 0; s < a.steps; ++s) layer<0>(s, time(s));
+        for_own<D>([&](int e, int row, int feature) {
+            if (!in_batch(row)) return;
+            a.h_n[sequence(row) * D + feature] = h[e];
+            if (CELL == LSTM) a.c_n[sequence(row) * D + feature] = c[e];
+        });
+    }
+};
+
+// --- Backward ---------------------------------------------------------------------------------------------------
+
+struct Behind : Sweep<true> {
+    static constexpr int VALUES = CELL == DMU || CELL == RHN ? 2 : CELL == RNN ? 1 : CELL == GRU ? 4 : 6;
+    float dh[OWN], dc[CELL == LSTM ? OWN : 1];
+    // Of the step to come, fetched one step early: gradient of y, state before the step, gates.
+    float grad[OWN], h_before[OWN], values[OWN * VALUES];
+    // Of this step, fetched at its start: hidden activations or slopes of a dmu, inner values of an rhn.
+    static constexpr int INNER = (CELL == DMU ? 1 : CELL == RHN ? 3 : 0) * elements_before(LAYERS - 1);
+    float inner[INNER ? INNER : 1];
+
+    DEVICE Behind(const Arguments& a) : Sweep(a) {}
+
+    DEVICE float state_before(const float* start, const float* later, int stride, int64 s, int row, int feature) const {
+        const int64 t = time(s), before = a.reverse ? t + 1 : t - 1;
+        if (s == 0 || before >= until[row]) return start[sequence(row) * D + feature];
+        return later[at(before, row) * stride + feature];
+    }
+
+    DEVICE void fetch(int64 s) {
+        for_own<D>([&](int e, int row, int feature) {
+            grad[e] = h_before[e] = 0.f;
+#pragma unroll
+            for (int k = 0; k < VALUES; ++k) values[e * VALUES + k] = 0.f;
+            if (s < 0 || time(s) >= until[row]) return;
+            const int64 t = time(s);
+            if (a.grad_y) grad[e] = a.grad_y[at(t, row) * D + feature];
+            if (CELL != RHN || LAYERS == 1) h_before[e] = state_before(a.h0, a.y, D, s, row, feature);
+            const float* step = a.trace + at(t, row) * TRACE + feature;
+            float* v = values + e * VALUES;
+            if constexpr (CELL == DMU) {
+                v[0] = step[AFTER_HIDDEN], v[1] = step[AFTER_HIDDEN + D];
+            } else if constexpr (CELL == RHN) {
+                v[0] = step[2 * D * (LAYERS - 1)], v[1] = step[2 * D * (LAYERS - 1) + D];
+                if (LAYERS > 1) h_before[e] = step[2 * D * LAYERS + (LAYERS - 2) * D];
+            } else if constexpr (CELL == RNN) {
+                v[0] = a.y[at(t, row) * D + feature];
+            } else {
+#pragma unroll
+                for (int k = 0; k < (CELL == GRU ? 4 : 5); ++k) v[k] = step[k * D];
+                if (CELL == LSTM) v[5] = state_before(a.c0, a.trace + 4 * D, TRACE, s, row, feature);
+            }
+        });
+    }
+
+    template <int L> DEVICE void fetch_inner(int64 s, int64 t) {
+        if constexpr (L >= 0) {
+            for_own<features(L)>([&](int e, int row, int feature) {
+                if (t >= until[row]) return;
+                const float* step = a.trace + at(t, row) * TRACE + feature;
+                if constexpr (CELL == DMU) {
+                    inner[elements_before(L) + e] = step[(SLOPES ? HIDDEN : 0) + widths_before(L)];
+                } else {
+                    float* v = inner + 3 * (elements_before(L) + e);
+                    v[0] = step[2 * D * L], v[1] = step[2 * D * L + D];
+                    v[2] = L == 0 ? state_before(a.h0, a.y, D, s, row, feature) : step[2 * D * LAYERS + (L - 1) * D];
+                }
+            });
+            fetch_inner<L - 1>(s, t);
+        }
+    }
+
+    // Deltas of one element's gates in layer L, from the gradient `g` of its state; returns what skips the product.
+    template <int L> DEVICE float gate_deltas(float g, float before, const float* v, float* delta, float& dc) {
+        if constexpr (CELL == DMU) {
+            const Gate keep = gate(v[0]);
+            delta[0] = g * (before - v[1]) * keep.open * keep.shut;
+            delta[1] = g * keep.shut * (1.f - v[1] * v[1]);
+            return g * keep.open;
+        } else if constexpr (CELL == RHN) {
+            delta[0] = g * v[1] * (1.f - v[0] * v[0]);
+            delta[1] = g * (v[0] - before) * v[1] * (1.f - v[1]);
+            return g * (1.f - v[1]);
+        } else if constexpr (CELL == RNN) {
+            delta[0] = g * slope_from(v[0]);
+            return 0.f;
+        } else if constexpr (CELL == GRU) {
+            const float n = g * (1.f - v[1]) * (1.f - v[2] * v[2]);
+            delta[0] = n * v[3] * v[0] * (1.f - v[0]);
+            delta[1] = g * (before - v[2]) * v[1] * (1.f - v[1]);
+            delta[2] = n * v[0];
+            delta[3] = n;
+            return g * v[1];
+        } else {
+            const float tanh_c = tanh_of(v[4]);
+            const float of_c = dc + g * v[3] * (1.f - tanh_c * tanh_c);
+            delta[0] = of_c * v[2] * v[0] * (1.f - v[0]);
+            delta[1] = of_c * v[5] * v[1] * (1.f - v[1]);
+            delta[2] = of_c * v[0] * (1.f - v[2] * v[2]);
+            delta[3] = g * tanh_c * v[3] * (1.f - v[3]);
+            dc = of_c * v[1];
+            return 0.f;
+        }
+    }
+
+    // From the gradient of the state after layer L of a step to that before it; L counts down.
+    template <int L> DEVICE void state_layer(int64 s, int64 t) {
+        constexpr int G = gates(L);
+        constexpr bool top = L == LAYERS - 1;
+        if constexpr (top && INNER > 0) fetch_inner<LAYERS - 2>(s, t);
+        float carry[OWN];
+        for_own<D>([&](int e, int row, int feature) {
+            float delta[4] = {0.f, 0.f, 0.f, 0.f};
+            carry[e] = dh[e];
+            if (t < until[row]) {
+                const float g = top ? dh[e] + grad[e] : dh[e];
+                const float* v = top ? values + e * VALUES : inner + 3 * (elements_before(L) + e);
+                carry[e] = gate_deltas<L>(g, top ? h_before[e] : v[2], v, delta, dc[CELL == LSTM ? e : 0]);
+            }
+            if (in_batch(row)) {
+                float* step = a.deltas + at(t, row) * DELTAS + outputs_before(L) + feature;
+#pragma unroll
+                for (int g = 0; g < G; ++g) step[g * D] = delta[CELL == GRU && g == 2 ? 3 : g];
+                if (CELL == GRU) step[3 * D] = delta[2];
+            }
+#pragma unroll
+            for (int g = 0; g < G; ++g) send(row, g * D + feature, delta[g]);
+        });
+        all_sent<G * D>();
+        if constexpr (CELL == DMU && LAYERS > 1) {
+            multiply<L>();
+            hidden_layer<L - 1>(s, t, carry);
+        } else {
+            if constexpr (top) fetch(s - 1);
+            multiply<L>();
+            for_own<D>([&](int e, int row, int feature) {
+                dh[e] = carry[e] + total<L>(row, feature - rank * slice(D));
+            });
+            if constexpr (L > 0) state_layer<L - 1>(s, t);
+        }
+    }
+
+    // A hidden layer of a dmu: the product of the layer above has just been taken.
+    template <int L> DEVICE void hidden_layer(int64 s, int64 t, const float* carry) {
+        constexpr int F = features(L);
+        for_own<F>([&](int e, int row, int feature) {
+            float delta = 0.f;
+            if (t < until[row])
+                delta = total<L + 1>(row, feature - rank * slice(F)) * slope_from(inner[elements_before(L) + e]);
+            if (in_batch(row)) a.deltas[at(t, row) * DELTAS + outputs_before(L) + feature] = delta;
+            send(row, feature, delta);
+        });
+        if constexpr (L == LAYERS - 2) fetch(s - 1);
+        all_sent<F>();
+        multiply<L>();
+        if constexpr (L > 0) {
+            hidden_layer<L - 1>(s, t, carry);
+        } else {
+            for_own<D>([&](int e, int row, int feature) {
+                dh[e] = carry[e] + total<0>(row, feature - rank * slice(D));
+            });
+        }
+    }
+
+    DEVICE void run_all() {
+        for_own<D>([&](int e, int row, int feature) {
+            const bool there = in_batch(row);
+            dh[e] = there ? a.h_n[sequence(row) * D + feature] : 0.f;
+            if (CELL == LSTM) dc[e] = there ? a.c_n[sequence(row) * D + feature] : 0.f;
+        });
+        fetch(a.steps - 1);
+        for (int64 s = a.steps - 1; s >= 0; --s) state_layer<LAYERS - 1>(s, time(s));
+        for_own<D>([&](int e, int row, int feature) {
+            if (!in_batch(row)) return;
+            a.grad_h0[sequence(row) * D + feature] = dh[e];
+            if (CELL == LSTM) a.grad_c0[sequence(row) * D + feature] = dc[e];
+        });
+    }
+};
+
+// --- Weight gradients of tiny layers, which matrix libraries are slow at ----------------------------------------------
+
+struct Products {
+    const float* left;  // [R, count, lefts] with the strides below
+    const float* right;
+    float* out;  // [R, splits, lefts, rights]
+    int64 left_run, left_row, right_run, right_row, count, splits, lefts, rights;
+};
+constexpr int MOST_PAIRS = 1024, PAIR_THREADS = 128, ROWS_AT_ONCE = 32;
+
+// Sum over rows of left times right, for one run and one piece of the rows.
+DEVICE void sum_products_of(const Products& p) {
+    const int lefts = int(p.lefts), rights = int(p.rights), pairs = lefts * rights, piece = block_x(), run = block_y();
+    const int64 rows = (p.count + p.splits - 1) / p.splits, begin = piece * rows;
+    const int64 end = begin + rows < p.count ? begin + rows : p.count;
+    float* left = shared_memory;
+    float* right = shared_memory + ROWS_AT_ONCE * lefts;
+    float sum[MOST_PAIRS / PAIR_THREADS];
+    int left_of[MOST_PAIRS / PAIR_THREADS], right_of[MOST_PAIRS / PAIR_THREADS];
+#pragma unroll
+    for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k) {
+        const int pair = thread_index() + k * PAIR_THREADS;
+        sum[k] = 0.f;
+        left_of[k] = pair < pairs ? pair / rights : 0;
+        right_of[k] = pair < pairs ? pair % rights : 0;
+    }
+    for (int64 base = begin; base < end; base += ROWS_AT_ONCE) {
+        for (int i = thread_index(); i < ROWS_AT_ONCE * lefts; i += PAIR_THREADS) {
+            const int64 row = base + i / lefts;
+            left[i] = row < end ? p.left[run * p.left_run + row * p.left_row + i % lefts] : 0.f;
+        }
+        for (int i = thread_index(); i < ROWS_AT_ONCE * rights; i += PAIR_THREADS) {
+            const int64 row = base + i / rights;
+            right[i] = row < end ? p.right[run * p.right_run + row * p.right_row + i % rights] : 0.f;
+        }
+        block_barrier();
+        for (int row = 0; row < ROWS_AT_ONCE; ++row) {
+#pragma unroll
+            for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k)
+                if (k * PAIR_THREADS < pairs)
+                    sum[k] += left[row * lefts + left_of[k]] * right[row * rights + right_of[k]];
+        }
+        block_barrier();
+    }
+#pragma unroll
+    for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k) {
+        const int pair = thread_index() + k * PAIR_THREADS;
+        if (pair < pairs) p.out[(run * p.splits + piece) * pairs + pair] = sum[k];
+    }
+}
+
+#ifndef EMULATED
+#if CLUSTER > 1
+#define LAYOUT __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+#else
+#define LAYOUT __launch_bounds__(THREADS)
+#endif
+extern "C" __global__ void LAYOUT sweep_ahead(const __grid_constant__ Arguments a) { Ahead(a).run_all(); }
+extern "C" __global__ void LAYOUT sweep_back(const __grid_constant__ Arguments a) { Behind(a).run_all(); }
+extern "C" __global__ void __launch_bounds__(PAIR_THREADS) sum_products(const __grid_constant__ Products p) {
+    sum_products_of(p);
+}
+#endif
