@@ -1,8 +1,89 @@
-"""Fused loops over time for NVIDIA GPUs, in Triton."""
+"""Fused loops over time for NVIDIA GPUs, in Triton.
+
+What does not recur is done before and after by matrix products over all steps (``hoisted``). What recurs is two
+sweeps, forward and backward, in which one program takes a tile of sequences through all time steps.
+
+With ``TRITON_INTERPRET=1`` in the environment the same kernels run, slowly, on CPU tensors.
+"""
 
 from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from deepmemory.ops import hoisted
+from deepmemory.ops.recurrence import Recurrence
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LEAST_CAPABILITY = (8, 0)  # the first with TF32 and bfloat16 on the tensor cores
+
+
+def interpreted() -> bool:
+    """Whether Triton runs its kernels on the CPU, for tests."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
 
 
 def unavailable() -> str | None:
     """Why this engine cannot run on this machine at all, or None."""
-    return "not built yet"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed; it comes with PyTorch's CUDA builds, or with 'pip install triton'"
+    if not torch.cuda.is_available() and not interpreted():
+        return "PyTorch finds no CUDA device; install a driver and a CUDA build of PyTorch to use a GPU"
+    if torch.version.hip is not None:
+        return "it is written for NVIDIA GPUs and this PyTorch is built for AMD's"
+    return None
+
+
+def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
+    """Why this engine cannot do this case, or None."""
+    wanted = "cpu" if interpreted() else "cuda"
+    if x.device.type != wanted:
+        return f"it runs on {wanted} tensors and the input is on {x.device.type}"
+    if x.dtype not in DTYPES:
+        return f"it knows {', '.join(str(dtype) for dtype in DTYPES)}, and the input is {x.dtype}"
+    if any(w.dtype != x.dtype or w.device != x.device for w in weights):
+        return "input and weights differ in dtype or device"
+    if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
+        return "it has no projected LSTM state (proj_size)"
+    if rec.cell == "rnn" and rec.activation not in ("tanh", "relu", "leaky_relu"):
+        return f"it has no RNN with {rec.activation}"
+    if x.is_cuda and torch.cuda.get_device_capability(x.device) < LEAST_CAPABILITY:
+        major, minor = torch.cuda.get_device_capability(x.device)
+        return f"the GPU has compute capability {major}.{minor} and 8.0 is the least it needs"
+    return None
+
+
+def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
+    """Shape of the trace for x (R, T, B, m)."""
+    return *x.shape[:3], hoisted.trace_features(rec, weights)
+
+
+def forward(
+    rec: Recurrence, x: Tensor, state: list[Tensor], weights: list[Tensor], lengths: Tensor | None, save: bool
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """y (R, T, B, d), final states, trace (empty unless ``save``)."""
+    from deepmemory.ops.cuda import sweeps  # Triton is imported when first used
+
+    return sweeps.forward(rec, hoisted.project(rec, x, weights, lengths), state, weights, lengths, save)
+
+
+def backward(
+    rec: Recurrence,
+    grad_y: Tensor | None,
+    grad_final: list[Tensor],
+    x: Tensor,
+    state: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    y: Tensor,
+    trace: Tensor,
+    needs: list[bool],
+) -> list[Tensor | None]:
+    """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
+    from deepmemory.ops.cuda import sweeps
+
+    deltas, grad_state = sweeps.backward(rec, grad_y, grad_final, state, weights, lengths, y, trace)
+    return hoisted.gradients(rec, x, state, weights, lengths, y, trace, deltas, grad_state, needs)

@@ -1,0 +1,348 @@
+"""Launch of the sweeps: block sizes, packed weights, scratch.
+
+Everything on the host happens without waiting for the device. Length has no say in what is compiled, and of the
+batch only whether the GPU is full.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache, lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepmemory.ops import hoisted
+from deepmemory.ops.cuda.resident import backward_resident, forward_resident
+from deepmemory.ops.cuda.streamed import backward_streamed, forward_streamed
+from deepmemory.ops.recurrence import Recurrence
+
+GROUPS = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # groups of rows in the layer that makes the gates
+ALIGN = 16  # widths are padded to this many features, the least a tensor core takes
+RESERVED_SHARED_MEMORY = 32 * 1024  # what a resident sweep needs besides its weights, for exchange between threads
+BYTES_PER_WARP = 16 * 1024  # resident weights a warp reads in each step
+TILE_COST = 96  # what starting a tile costs, in columns
+MANY_PROGRAMS = 128  # with more tiles than this a GPU is full, and larger tiles read the weights less often
+
+
+class Layer(NamedTuple):
+    """One linear layer of the recurrence."""
+
+    weight: Tensor  # (R, groups * width, inputs)
+    bias: Tensor | None  # (R, groups * width), where the sweep has to add it
+    groups: int
+
+    @property
+    def width(self) -> int:
+        """Outputs of one group."""
+        return self.weight.shape[1] // self.groups
+
+    @property
+    def inputs(self) -> int:
+        """Width of what comes in."""
+        return self.weight.shape[2]
+
+
+class Plan(NamedTuple):
+    """Block sizes of one sweep, to be chosen in ``plan`` alone."""
+
+    resident: bool  # weights kept on the chip through all steps, or streamed in each
+    rows: int  # sequences of one program (BM)
+    hidden: int  # outputs of a hidden layer at a time (BN); where resident all of them (H)
+    gates: int  # states at a time, times the cell's gates (BN_GATES); where resident all of them (D)
+    inner: int  # inputs at a time (BK), where streamed
+    warps: int
+    stages: int
+
+
+def plan(rec: Recurrence, layers: list[Layer], tensor: Tensor, programs: int, backward: bool) -> Plan:
+    """Block sizes for this case; ``programs`` is how many tiles of 16 rows there are in all runs together."""
+    d = layers[0].inputs
+    widest = max(layer.width for layer in layers)
+    if fits_on_chip(rec, layers, tensor):
+        state, hidden = _power_of_two(d), _power_of_two(layers[0].width)
+        warps = max(max(state, hidden) // 16, _resident_bytes(layers, tensor) // BYTES_PER_WARP)
+        return Plan(True, 16, hidden, state, 0, warps=min(8, _power_of_two(warps, 1)), stages=1)
+
+    rows = 16 if programs <= MANY_PROGRAMS else 32
+    cap = 512 if rows == 16 else 128  # accumulators of a row, in registers
+    groups = GROUPS[rec.cell]
+    if backward:
+        gates, hidden = _tile(d, cap // 2), _tile(widest, cap // 2)
+        columns = max(gates, hidden)
+    else:
+        gates, hidden = _tile(d, cap // _power_of_two(groups, 1)), _tile(widest, min(256, cap))
+        columns = max(groups * gates, hidden)
+    inner = 32 if tensor.dtype == torch.float32 else 64
+    stage = (rows + columns) * inner * tensor.element_size()  # bytes of shared memory, and one stage needs none
+    stages = max(2, min(4, 1 + _shared_memory(tensor.device) // stage))
+    return Plan(False, rows, hidden, gates, inner, warps=8 if rows * columns >= 2048 else 4, stages=stages)
+
+
+def fits_on_chip(rec: Recurrence, layers: list[Layer], tensor: Tensor) -> bool:
+    """Whether the resident sweeps know this transition and one block's shared memory holds its padded weights."""
+    if len(layers) > (2 if rec.cell in ("dmu", "rhn") else 1):
+        return False
+    return _resident_bytes(layers, tensor) <= _shared_memory(tensor.device) - RESERVED_SHARED_MEMORY
+
+
+def _resident_bytes(layers: list[Layer], tensor: Tensor) -> int:
+    weights = sum(layer.groups * _power_of_two(layer.width) * _power_of_two(layer.inputs) for layer in layers)
+    return weights * (8 if precision(tensor) == "tf32x3" else tensor.element_size())  # three products split them in two
+
+
+def _tile(width: int, most: int) -> int:
+    """Columns of a tile: few tiles, since each one waits for memory anew, but little beyond the width."""
+    sizes = [size for size in (16, 32, 64, 128, 256) if size <= most]
+    return min(sizes, key=lambda size: -(-width // size) * (TILE_COST + size))
+
+
+def layers_of(rec: Recurrence, weights: list[Tensor]) -> list[Layer]:
+    """The linear layers a step goes through, in order. The first one's input bias is in the projected x already."""
+    bias = weights[3] if rec.cell == "gru" and rec.bias else None
+    deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
+    if rec.cell == "dmu":
+        pairs = [(weights[1], None), *deeper]
+        return [Layer(w, b, 2 if k == len(deeper) else 1) for k, (w, b) in enumerate(pairs)]
+    return [Layer(w, b, GROUPS[rec.cell]) for w, b in [(weights[1], bias), *deeper]]
+
+
+def forward(
+    rec: Recurrence,
+    projected: Tensor,
+    state: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    save: bool,
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """y (R, T, B, d), final states, trace (R, T, B, features)."""
+    layers = layers_of(rec, weights)
+    runs, steps, batch, _ = projected.shape
+    d = layers[0].inputs
+    features = hoisted.trace_features(rec, weights) if save else 0
+    new = projected.new_empty if lengths is None else projected.new_zeros  # the sweep ends with the longest sequence
+    y = new(runs, steps, batch, d)
+    trace = new(runs, steps, batch, features) if save else projected.new_empty(0)
+    final = [s.new_empty(s.shape) for s in state]
+    if y.numel() == 0:
+        for f, s in zip(final, state, strict=True):
+            f.copy_(s)
+        return y, final, trace
+    chosen = plan(rec, layers, projected, runs * -(-batch // 16), backward=False)
+    tiles = runs * -(-batch // chosen.rows)
+    state = [s.contiguous() for s in state]
+    tensors = projected, state[0], state[-1]
+    results = y, final[0], final[-1], trace
+    choices = {
+        "CELL": rec.cell,
+        "ACTIVATION": rec.activation,
+        "GROUPS": GROUPS[rec.cell],
+        "LENGTHS": lengths is not None,
+        "REVERSE": rec.reverse,
+        "SAVE": save,
+        "SLOPES": hoisted.needs_slopes(rec),
+        "PRECISION": precision(projected),
+        "BM": chosen.rows,
+        "num_warps": chosen.warps,
+        "num_stages": chosen.stages,
+        "enable_fp_fusion": True,
+    }
+    with _device_of(projected):
+        if chosen.resident:
+            first, second = _plain(layers[0].weight), _plain(layers[1].weight) if len(layers) == 2 else None
+            bias = layers[-1].bias
+            bias = None if bias is None else _plain(bias)
+            forward_resident[(tiles,)](
+                *tensors, first, second, bias, _contiguous(lengths), *results,
+                steps, batch, d, layers[0].width, projected.shape[-1], features,
+                _run_stride(first), _run_stride(second), _run_stride(bias),
+                TWO_LAYERS=len(layers) == 2, BIAS=bias is not None, D=chosen.gates, H=chosen.hidden, **choices,
+            )  # fmt: skip
+        else:
+            packed, starts = pack(layers, transposed=False)
+            biases, bias_starts = pack_biases(layers)
+            table = layer_table(rec, layers, starts, bias_starts, projected.device)
+            width = max(_padded(layer.inputs) for layer in layers)
+            operand = projected.new_empty(tiles, 2, chosen.rows, width)
+            carry = projected.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
+            forward_streamed[(tiles,)](
+                *tensors, packed, biases, _contiguous(lengths), table, *results, operand, carry,
+                steps, batch, d, _padded(d), len(layers), len(layers) - 1 if rec.cell == "dmu" else 0,
+                projected.shape[-1], features, width, packed.shape[1], 0 if biases is None else biases.shape[1],
+                BIAS=biases is not None, BN=chosen.hidden, BN_GATES=chosen.gates, BK=chosen.inner, **choices,
+            )  # fmt: skip
+    return y, final, trace
+
+
+def backward(
+    rec: Recurrence,
+    grad_y: Tensor | None,
+    grad_final: list[Tensor],
+    state: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    y: Tensor,
+    trace: Tensor,
+) -> tuple[Tensor, list[Tensor]]:
+    """Deltas (R, T, B, features) and the gradients of the initial states."""
+    layers = layers_of(rec, weights)
+    runs, steps, batch, d = y.shape
+    features = hoisted.delta_features(rec, weights)
+    new = y.new_empty if lengths is None else y.new_zeros
+    deltas = new(runs, steps, batch, features)
+    grads = [s.new_empty(s.shape) for s in state]
+    if y.numel() == 0:
+        for g, f in zip(grads, grad_final, strict=True):
+            g.copy_(f)
+        return deltas, grads
+    chosen = plan(rec, layers, y, runs * -(-batch // 16), backward=True)
+    tiles = runs * -(-batch // chosen.rows)
+    state, grad_final = [s.contiguous() for s in state], [g.contiguous() for g in grad_final]
+    tensors = _contiguous(grad_y), grad_final[0], grad_final[-1], y.contiguous(), state[0], state[-1], trace
+    results = deltas, grads[0], grads[-1]
+    choices = {
+        "CELL": rec.cell,
+        "ACTIVATION": rec.activation,
+        "HAS_GRAD_Y": grad_y is not None,
+        "LENGTHS": lengths is not None,
+        "REVERSE": rec.reverse,
+        "SLOPES": hoisted.needs_slopes(rec),
+        "PRECISION": precision(y),
+        "BM": chosen.rows,
+        "num_warps": chosen.warps,
+        "num_stages": chosen.stages,
+        "enable_fp_fusion": True,
+    }
+    with _device_of(y):
+        if chosen.resident:
+            first, second = _plain(layers[0].weight), _plain(layers[1].weight) if len(layers) == 2 else None
+            backward_resident[(tiles,)](
+                *tensors, first, second, _contiguous(lengths), *results,
+                steps, batch, d, layers[0].width, trace.shape[-1], features, _run_stride(first), _run_stride(second),
+                GROUPS=GROUPS[rec.cell], TWO_LAYERS=len(layers) == 2, D=chosen.gates, H=chosen.hidden, **choices,
+            )  # fmt: skip
+        else:
+            packed, starts = pack(layers, transposed=True)
+            table = layer_table(rec, layers, starts, (0,) * len(layers), y.device)
+            width = max(layer.groups * _padded(layer.width) for layer in layers)
+            operand = y.new_empty(tiles, 2, chosen.rows, width)
+            carry = y.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
+            backward_streamed[(tiles,)](
+                *tensors, packed, _contiguous(lengths), table, *results, operand, carry,
+                steps, batch, d, _padded(d), len(layers), len(layers) - 1 if rec.cell == "dmu" else 0,
+                trace.shape[-1], features, width, packed.shape[1],
+                BN=chosen.hidden, BN_GATES=chosen.gates, BK=chosen.inner, **choices,
+            )  # fmt: skip
+    return deltas, grads
+
+
+def precision(tensor: Tensor) -> str:
+    """How products are taken; three products in TF32 are as accurate as one in float32."""
+    if tensor.dtype == torch.float32:
+        return "tf32" if hoisted.tf32_allowed() else "tf32x3"
+    return "tf32" if tensor.is_cuda else "upcast"
+
+
+def pack(layers: list[Layer], transposed: bool) -> tuple[Tensor, tuple[int, ...]]:
+    """All weights of a run in one row, padded with zeros, and where each layer begins."""
+    sizes = [layer.groups * _padded(layer.width) * _padded(layer.inputs) for layer in layers]
+    starts = tuple(accumulate(sizes[:-1], initial=0))
+    first = layers[0].weight
+    aligned = all(layer.width % ALIGN == layer.inputs % ALIGN == 0 for layer in layers)
+    if aligned and not transposed and len(layers) == 1:
+        return first.flatten(1).contiguous(), starts
+    packed = (first.new_empty if aligned else first.new_zeros)(first.shape[0], sum(sizes))
+    for layer, start, size in zip(layers, starts, sizes, strict=True):
+        groups, width, inputs = layer.groups, layer.width, layer.inputs
+        block, weight = packed[:, start : start + size], layer.weight.unflatten(1, (groups, width))
+        if transposed:
+            view = block.view(-1, _padded(inputs), groups, _padded(width))[:, :inputs, :, :width]
+            view.copy_(weight.permute(0, 3, 1, 2))
+        else:
+            block.view(-1, groups, _padded(width), _padded(inputs))[:, :, :width, :inputs].copy_(weight)
+    return packed, starts
+
+
+def pack_biases(layers: list[Layer]) -> tuple[Tensor | None, tuple[int, ...]]:
+    """The biases the sweep adds, of a run in one row, and where each layer's begins."""
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    sizes = [0 if layer.bias is None else layer.bias.shape[1] for layer in layers]
+    starts = tuple(accumulate(sizes[:-1], initial=0))
+    if not biases:
+        return None, starts
+    return biases[0].contiguous() if len(biases) == 1 else torch.cat(biases, 1), starts
+
+
+def layer_table(
+    rec: Recurrence, layers: list[Layer], starts: tuple[int, ...], bias_starts: tuple[int, ...], device: torch.device
+) -> Tensor:
+    """Sizes and places of each layer, as ``streamed`` reads them."""
+    d, widths = layers[0].inputs, [layer.width for layer in layers]
+    outputs = tuple(accumulate((layer.weight.shape[1] for layer in layers[:-1]), initial=0))
+    if rec.cell == "dmu":
+        at_trace = list(accumulate(widths[:-1], initial=0))
+        at_slopes = [at + at_trace[-1] for at in at_trace]
+        if hoisted.needs_slopes(rec):
+            at_trace[-1] *= 2  # the gates come after the slopes
+    else:
+        at_trace = [2 * d * k for k in range(len(layers))]
+        at_slopes = [2 * d * len(layers) + d * k for k in range(len(layers))]
+    rows = tuple(
+        (
+            _padded(layer.inputs),
+            layer.width,
+            layer.groups * _padded(layer.width),
+            start,
+            bias_start,
+            trace,
+            slopes,
+            output,
+        )
+        for layer, start, bias_start, trace, slopes, output in zip(
+            layers, starts, bias_starts, at_trace, at_slopes, outputs, strict=True
+        )
+    )
+    return _on_device(rows, device)
+
+
+@lru_cache(maxsize=256)
+def _on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
+    """Kept, so that only the first call of a shape copies to the device (which a CUDA graph cannot capture)."""
+    return torch.tensor(rows, dtype=torch.int32, device=device)
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory one block may have; what every supported GPU has where torch does not tell."""
+    least = 99 * 1024
+    if device.type != "cuda":
+        return least
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", least))
+
+
+def _padded(width: int) -> int:
+    return -(-width // ALIGN) * ALIGN
+
+
+def _power_of_two(width: int, least: int = ALIGN) -> int:
+    """The least power of two that covers ``width``."""
+    return max(least, 1 << (width - 1).bit_length())
+
+
+def _contiguous(tensor: Tensor | None) -> Tensor | None:
+    return None if tensor is None else tensor.contiguous()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Each run's part contiguous; runs that share it keep sharing it."""
+    return tensor if tensor[0].is_contiguous() else tensor.contiguous()
+
+
+def _run_stride(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.stride(0)
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    return torch.cuda.device_of(tensor) if tensor.is_cuda else nullcontext()
