@@ -79,10 +79,13 @@ def _ask(name: str) -> str | None:
     return FUSED[name].unavailable()
 
 
-@torch.compiler.assume_constant_result
 def unavailable(name: str) -> str | None:
     """Why this engine cannot run on this machine, or None; asked once."""
     return _ask(name)
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler together with this package.
+unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def engines() -> dict[str, Availability]:

@@ -118,7 +118,8 @@ def scan_backward_op(
     grads = run_backward(
         rec, engine, recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, list(needs)
     )
-    return [x.new_empty(0) if g is None else g for g in grads]
+    # An operator's results must not share memory, and the fake rule promises them contiguous.
+    return [x.new_empty(0) if g is None else g.clone(memory_format=torch.contiguous_format) for g in grads]
 
 
 @scan_backward_op.register_fake

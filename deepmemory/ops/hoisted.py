@@ -72,6 +72,9 @@ def delta_features(rec: Recurrence, weights: list[Tensor]) -> int:
     return weights[1].shape[-2] + extra
 
 
+PRECISION_BY_NAME = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # newer torch; the two ways do not mix
+
+
 def tf32_allowed() -> bool:
     """Whether torch lets cuDNN's recurrent layers use TF32: ours follow the same setting."""
     rnn = getattr(torch.backends.cudnn, "rnn", None)
@@ -84,25 +87,17 @@ def tf32_allowed() -> bool:
 def matmul_like_the_sweep(device: torch.device) -> Iterator[None]:
     """Float32 matrix products in the precision of the sweep, whatever the setting for products at large is."""
     matmul = torch.backends.cuda.matmul
-    if device.type != "cuda":
+    wanted = tf32_allowed()
+    if device.type != "cuda" or wanted == matmul.allow_tf32:
         yield
-    elif hasattr(matmul, "fp32_precision"):
-        before, wanted = matmul.fp32_precision, "tf32" if tf32_allowed() else "ieee"
-        if before == wanted:
-            yield
-            return
-        matmul.fp32_precision = wanted
-        try:
-            yield
-        finally:
-            matmul.fp32_precision = before
-    else:
-        before = matmul.allow_tf32
-        matmul.allow_tf32 = tf32_allowed()
-        try:
-            yield
-        finally:
-            matmul.allow_tf32 = before
+        return
+    name, value = ("fp32_precision", "tf32" if wanted else "ieee") if PRECISION_BY_NAME else ("allow_tf32", wanted)
+    before = getattr(matmul, name)
+    setattr(matmul, name, value)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -155,12 +150,10 @@ def gradients(
             out[0] = product(delta, without_padding(x, lengths).flatten(1, 2))
         if need_weights[1]:
             out[1] = _recurrent_weight(rec, deltas, state[0], lengths, y, rows, product)
-        if rec.bias and any(need_weights[2:4]):
-            out[2] = delta.sum(1)
         if rec.cell in ("dmu", "rhn"):
             _deeper_weights(rec, weights, trace, deltas, need_weights, out, product)
-        elif rec.bias and need_weights[3]:
-            out[3] = _without_candidate(rec, deltas.sum((1, 2))) if rec.cell == "gru" else delta.sum(1)
+    if rec.bias:
+        _biases(rec, weights, deltas, need_weights, out)
     grads = [g if needed else None for g, needed in zip(grad_state, need_state, strict=True)]
     return [grad_x, *grads, *(g if needed else None for g, needed in zip(out, need_weights, strict=True))]
 
@@ -207,14 +200,29 @@ def _deeper_weights(
     at_input = 0 if rec.cell == "dmu" else 2 * d * (1 + len(deeper))
     at_delta = weights[1].shape[-2]
     stride = 2 if rec.bias else 1
-    for k, (weight, bias) in enumerate(deeper):
+    for k, (weight, _) in enumerate(deeper):
         rows, columns = weight.shape[-2:]
         delta = deltas[..., at_delta : at_delta + rows].flatten(1, 2)
         index = (3 if rec.bias else 2) + stride * k
         if need_weights[index]:
             inputs = trace[..., at_input : at_input + columns].flatten(1, 2)
             out[index] = product(delta, inputs)
-        if bias is not None and need_weights[index + 1]:
-            out[index + 1] = delta.sum(1)
         at_input += columns
         at_delta += rows
+
+
+def _biases(
+    rec: Recurrence, weights: list[Tensor], deltas: Tensor, need_weights: list[bool], out: list[Tensor | None]
+) -> None:
+    """All biases from one pass over the deltas; the results are parts of one tensor."""
+    classic = rec.cell in ("rnn", "gru", "lstm")
+    at = (2, 3) if classic else range(2, len(weights), 2)
+    if not any(need_weights[index] for index in at):
+        return
+    sums = deltas.sum((1, 2))  # [R, features]
+    if classic:
+        out[2] = sums[:, : weights[0].shape[-2]]
+        out[3] = _without_candidate(rec, sums) if rec.cell == "gru" else sums.clone()
+    else:
+        for index, part in zip(at, sums.split([weights[index].shape[-1] for index in at], 1), strict=True):
+            out[index] = part

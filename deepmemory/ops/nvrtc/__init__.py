@@ -18,6 +18,7 @@ from deepmemory.ops.nvrtc import compiler
 from deepmemory.ops.nvrtc.plan import Plan, Shape, plan
 from deepmemory.ops.recurrence import Recurrence
 
+TINY = 90  # features on both sides of a product that our own kernel beats the library at
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
 
 
@@ -71,19 +72,19 @@ def _plan(shape: Shape, runs: int, batch: int, index: int) -> Plan:
 @cache
 def _kernels(shape: Shape, layout: Plan, save: bool, index: int) -> compiler.Kernels:
     cubin = compiler.compile_to_cubin(layout.defines(shape, save), _device(index)[0])
-    return compiler.Kernels(cubin, layout.cluster, layout.shared_bytes)
+    return compiler.Kernels(cubin, layout.cluster, layout.shared_bytes, index)
 
 
 def _sweep(backward: bool, shape: Shape, layout: Plan, save: bool, x: Tensor, arguments: ctypes.Structure) -> None:
     runs, _, batch, _ = x.shape
-    with torch.cuda.device_of(x):
-        kernels = _kernels(shape, layout, save, x.device.index)
+    with torch.cuda.device(x.device):
         blocks = -(-batch // layout.rows) * layout.cluster
+        kernels = _kernels(shape, layout, save, x.device.index)
         kernels.sweep(backward, arguments, blocks, runs, 32 * layout.warps)
 
 
 def _sum_products(shape: Shape, layout: Plan, products: compiler.Products, left: Tensor) -> None:
-    with torch.cuda.device_of(left):
+    with torch.cuda.device(left.device):
         _kernels(shape, layout, True, left.device.index).sum_products(products, left.shape[0])
 
 
@@ -91,9 +92,10 @@ def _product(shape: Shape, layout: Plan, left: Tensor, right: Tensor) -> Tensor:
     """(R, I, N) and (R, I, K) to (R, N, K), for tiny N and K by our own kernel."""
     runs, count, lefts = left.shape
     rights = right.shape[2]
-    if lefts * rights > compiler.MOST_PAIRS or left.stride(2) != 1 or right.stride(2) != 1:
+    tiny = lefts * rights <= compiler.MOST_PAIRS and lefts + rights <= TINY
+    if not tiny or left.stride(2) != 1 or right.stride(2) != 1:
         return torch.bmm(left.mT, right)
-    splits = max(1, min(32, count // 128))
+    splits = max(1, min(256, count // compiler.ROWS_AT_ONCE))
     out = left.new_empty(runs, splits, lefts, rights)
     sizes = (*left.stride()[:2], *right.stride()[:2], count, splits, lefts, rights)
     products = compiler.Products(left.data_ptr(), right.data_ptr(), out.data_ptr(), *sizes)

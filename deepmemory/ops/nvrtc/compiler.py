@@ -37,7 +37,7 @@ class Products(ctypes.Structure):
     ]
 
 
-MOST_PAIRS, PAIR_THREADS, ROWS_AT_ONCE = 1024, 128, 32  # as in ``sweep.cu``
+MOST_PAIRS, PAIR_THREADS, ROWS_AT_ONCE = 1024, 128, 128  # as in ``sweep.cu``
 
 
 @cache
@@ -95,8 +95,8 @@ def compile_to_cubin(defines: dict[str, str], capability: tuple[int, int]) -> by
 class Kernels:
     """The kernels for one shape and layout, loaded on one device."""
 
-    def __init__(self, cubin: bytes, cluster: int, shared_bytes: tuple[int, int]) -> None:
-        self._module = c_void_p()
+    def __init__(self, cubin: bytes, cluster: int, shared_bytes: tuple[int, int], device: int) -> None:
+        self._module, self._device = c_void_p(), device
         _check(driver().cuModuleLoadData(byref(self._module), cubin), "loading a kernel")
         self._ahead, self._back, self._products = map(self._find, (b"sweep_ahead", b"sweep_back", b"sum_products"))
         self._shared = shared_bytes
@@ -130,6 +130,6 @@ class Kernels:
         self, function: c_void_p, grid: tuple[int, int], threads: int, shared: int, arguments: ctypes.Structure
     ) -> None:
         parameters = (c_void_p * 1)(ctypes.addressof(arguments))
-        stream = c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
         status = driver().cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared, stream, parameters, None)
         _check(status, "launching a kernel")

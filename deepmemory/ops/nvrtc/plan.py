@@ -136,8 +136,8 @@ def lay_out(
         kept, shared, streamed = [], [], []
         for spread in spreads:
             quads = spread.quads_per_item
-            kept.append(min(quads, registers // spread.items_per_warp))
-            registers -= kept[-1] * spread.items_per_warp
+            kept.append(min(quads, registers // spread.quads_kept_per_quad))
+            registers -= kept[-1] * spread.quads_kept_per_quad
             size = 4 * spread.slices * spread.padded_outputs  # floats of one quad per item
             shared.append(max(0, min(quads - kept[-1], (shared_limit // 4 - used) // size)))
             used += shared[-1] * size
@@ -151,8 +151,8 @@ class _Spread:
     """The same numbers as ``Spread`` in ``sweep.cu``."""
 
     slices: int
-    items_per_warp: int
     quads_per_item: int
+    quads_kept_per_quad: int  # quads of registers that one quad of inputs takes
     padded_outputs: int
 
     @property
@@ -166,6 +166,14 @@ def _spread(layer: tuple[int, int, int], cluster: int, warps: int, backward: boo
         inputs, outputs = gates * features, -(-inputs // cluster)
     else:
         outputs = gates * -(-features // cluster)
-    quads, groups = -(-inputs // 4), -(-outputs // 32)
+    per_lane = outputs_per_lane(outputs)
+    quads, groups = -(-inputs // 4), -(-outputs // (32 * per_lane))
     slices = max(1, min(warps // groups, quads))
-    return _Spread(slices, -(-groups * slices // warps), -(-quads // slices), groups * 32)
+    items_per_warp = -(-groups * slices // warps)
+    return _Spread(slices, -(-quads // slices), items_per_warp * per_lane, groups * per_lane * 32)
+
+
+def outputs_per_lane(outputs: int) -> int:
+    """As in ``sweep.cu``."""
+    tight = -(-outputs // 32) * 32
+    return next((n for n in (4, 2) if -(-outputs // (32 * n)) * 32 * n * 3 <= 4 * tight), 1)

@@ -6,7 +6,7 @@
 //
 //     partial sums -> block barrier -> add up, apply the gate, store, send -> receive
 //
-// where a warp multiplies a slice of the inputs with 32 outputs and a thread finishes single elements of the slice.
+// where a warp multiplies a slice of the inputs with up to 128 outputs and a thread finishes single elements of the slice.
 // Batch size, length and direction are arguments. Constants of the compiled kernel:
 //
 //   CELL          0 dmu, 1 rhn, 2 rnn, 3 gru, 4 lstm
@@ -125,16 +125,24 @@ struct Arguments {
 
 // --- Products of a weight slice with the rows' inputs -----------------------------------------------------------
 
+// Outputs of one lane. Reading the inputs from shared memory is what limits a product, and the more outputs share a
+// read the better, as long as padding stays under a third.
+constexpr int outputs_per_lane(int outputs) {
+    const int tight = ceil_div(outputs, 32) * 32;
+    return ceil_div(outputs, 128) * 384 <= 4 * tight ? 4 : ceil_div(outputs, 64) * 192 <= 4 * tight ? 2 : 1;
+}
+
 template <int INPUTS, int OUTPUTS>  // all inputs, the outputs of this block
 struct Spread {
+    static constexpr int per_lane = outputs_per_lane(OUTPUTS);
     static constexpr int quads = ceil_div(INPUTS, 4);
-    static constexpr int groups = ceil_div(OUTPUTS, 32);                       // of 32 outputs, one per lane
-    static constexpr int slices = larger(1, smaller(WARPS / groups, quads));   // of the inputs
+    static constexpr int groups = ceil_div(OUTPUTS, 32 * per_lane);
+    static constexpr int slices = larger(1, smaller(WARPS / groups, quads));  // of the inputs
     static constexpr int items = groups * slices;
     static constexpr int items_per_warp = ceil_div(items, WARPS);
     static constexpr int quads_per_item = ceil_div(quads, slices);
     static constexpr int padded_inputs = slices * quads_per_item * 4;
-    static constexpr int padded_outputs = groups * 32;
+    static constexpr int padded_outputs = groups * per_lane * 32;
     static constexpr int sums = slices * ROWS * padded_outputs;
 };
 
@@ -175,8 +183,9 @@ template <int L, bool BACK> struct Panel {
     using H = Shape<L, BACK>;
     using S = typename H::S;
     static constexpr int kept_quads = KEPT[BACK][L], shared_quads = SHARED[BACK][L];
-    Quad kept[larger(1, S::items_per_warp * kept_quads)];
-    float bias[S::items_per_warp];
+    static constexpr int J = S::per_lane;
+    Quad kept[larger(1, S::items_per_warp * kept_quads * J)];
+    float bias[S::items_per_warp * J];
     const Quad* shared;  // [slices, shared_quads, padded_outputs]
     const float* weight;
     const float* turned;
@@ -213,15 +222,19 @@ template <int L, bool BACK> struct Panel {
         pool += stored * 4;
 #pragma unroll
         for (int i = 0; i < S::items_per_warp; ++i) {
-            const int item = warp + i * WARPS, n = item % S::groups * 32 + lane, from = item / S::groups;
+            const int item = warp + i * WARPS, from = item / S::groups;
 #pragma unroll
-            for (int q = 0; q < kept_quads; ++q)
-                kept[i * kept_quads + q] =
-                    item < S::items ? quad(from * S::quads_per_item + q, n) : Quad{0.f, 0.f, 0.f, 0.f};
-            bias[i] = 0.f;
-            if (!BACK && biases && from == 0 && n < H::out) {
-                const int feature = rank * H::own + n % H::own;
-                if (feature < features(L)) bias[i] = biases[n / H::own * features(L) + feature];
+            for (int j = 0; j < J; ++j) {
+                const int n = (item % S::groups * J + j) * 32 + lane;
+#pragma unroll
+                for (int q = 0; q < kept_quads; ++q)
+                    kept[(i * kept_quads + q) * J + j] =
+                        item < S::items ? quad(from * S::quads_per_item + q, n) : Quad{0.f, 0.f, 0.f, 0.f};
+                bias[i * J + j] = 0.f;
+                if (!BACK && biases && from == 0 && n < H::out) {
+                    const int feature = rank * H::own + n % H::own;
+                    if (feature < features(L)) bias[i * J + j] = biases[n / H::own * features(L) + feature];
+                }
             }
         }
     }
@@ -229,40 +242,55 @@ template <int L, bool BACK> struct Panel {
     // sums[slice, row, output] of rows[row, input].
     DEVICE void multiply(const float* rows, float* sums) const {
         constexpr int stride = row_stride<BACK>();
-        constexpr int chains = ROWS >= 4 ? 1 : 4 / ROWS;  // of additions that do not wait for one another
+        constexpr int chains = ROWS * J >= 4 ? 1 : 4 / (ROWS * J);  // of additions that do not wait for one another
         const int lane = thread_index() % 32, warp = thread_index() / 32;
 #pragma unroll
         for (int i = 0; i < S::items_per_warp; ++i) {
-            const int item = warp + i * WARPS, n = item % S::groups * 32 + lane, from = item / S::groups;
+            const int item = warp + i * WARPS, n = item % S::groups * J * 32 + lane, from = item / S::groups;
             if (item >= S::items) break;
-            float sum[ROWS * chains];
+            float sum[ROWS * J * chains];
 #pragma unroll
-            for (int r = 0; r < ROWS * chains; ++r) sum[r] = r % chains ? 0.f : bias[i];
+            for (int k = 0; k < ROWS * J * chains; ++k) sum[k] = k % chains ? 0.f : bias[i * J + k / chains % J];
             const Quad* in = reinterpret_cast<const Quad*>(rows) + from * S::quads_per_item;
-            auto add = [&](const Quad& w, int q) {
+            auto add = [&](const Quad (&w)[J], int q) {
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r) {
                     const Quad a = in[r * (stride / 4) + q];
-                    sum[r * chains] += w.x * a.x;
-                    sum[r * chains + 1 % chains] += w.y * a.y;
-                    sum[r * chains + 2 % chains] += w.z * a.z;
-                    sum[r * chains + 3 % chains] += w.w * a.w;
+#pragma unroll
+                    for (int j = 0; j < J; ++j) {
+                        float* to = sum + (r * J + j) * chains;
+                        to[0] += w[j].x * a.x;
+                        to[1 % chains] += w[j].y * a.y;
+                        to[2 % chains] += w[j].z * a.z;
+                        to[3 % chains] += w[j].w * a.w;
+                    }
                 }
             };
+            Quad w[J];
 #pragma unroll
-            for (int q = 0; q < kept_quads; ++q) add(kept[i * kept_quads + q], q);
-#pragma unroll 8
-            for (int q = 0; q < shared_quads; ++q)
-                add(shared[(from * shared_quads + q) * S::padded_outputs + n], kept_quads + q);
+            for (int q = 0; q < kept_quads; ++q) {
+#pragma unroll
+                for (int j = 0; j < J; ++j) w[j] = kept[(i * kept_quads + q) * J + j];
+                add(w, q);
+            }
 #pragma unroll 4
-            for (int q = kept_quads + shared_quads; q < S::quads_per_item; ++q)
-                add(quad(from * S::quads_per_item + q, n), q);
+            for (int q = 0; q < shared_quads; ++q) {
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                float all = sum[r * chains];
+                for (int j = 0; j < J; ++j) w[j] = shared[(from * shared_quads + q) * S::padded_outputs + n + j * 32];
+                add(w, kept_quads + q);
+            }
+#pragma unroll 4
+            for (int q = kept_quads + shared_quads; q < S::quads_per_item; ++q) {
 #pragma unroll
-                for (int c = 1; c < chains; ++c) all += sum[r * chains + c];
-                sums[(from * ROWS + r) * S::padded_outputs + n] = all;
+                for (int j = 0; j < J; ++j) w[j] = quad(from * S::quads_per_item + q, n + j * 32);
+                add(w, q);
+            }
+#pragma unroll
+            for (int k = 0; k < ROWS * J; ++k) {
+                float all = sum[k * chains];
+#pragma unroll
+                for (int c = 1; c < chains; ++c) all += sum[k * chains + c];
+                sums[(from * ROWS + k / J) * S::padded_outputs + n + k % J * 32] = all;
             }
         }
     }
@@ -697,7 +725,7 @@ struct Products {
     float* out;  // [R, splits, lefts, rights]
     int64 left_run, left_row, right_run, right_row, count, splits, lefts, rights;
 };
-constexpr int MOST_PAIRS = 1024, PAIR_THREADS = 128, ROWS_AT_ONCE = 32;
+constexpr int MOST_PAIRS = 1024, PAIR_THREADS = 128, ROWS_AT_ONCE = 128;
 
 // Sum over rows of left times right, for one run and one piece of the rows.
 DEVICE void sum_products_of(const Products& p) {

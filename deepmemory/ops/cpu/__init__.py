@@ -1,0 +1,220 @@
+"""The CPU engine: loops over time in C++, built with the package and loaded with ctypes.
+
+``DEEPMEMORY_CPU_LEVEL`` (baseline, avx2, avx512) forces an instruction-set level; without it the best one
+this processor has is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence
+
+LEVEL_VARIABLE = "DEEPMEMORY_CPU_LEVEL"
+
+_CELL = {name: i for i, name in enumerate(CELLS)}
+_ACTIVATION = {name: i for i, name in enumerate(ACTIVATIONS)}
+_DTYPE = {torch.float32: 0, torch.float64: 1}
+_TILE = 16  # kLanes in plan.h
+_HEADER = 16  # kTraceHeader in plan.h
+
+
+@cache
+def _library() -> ctypes.CDLL | str:
+    """The compiled engine, or why there is none."""
+    found = [p for p in Path(__file__).parent.glob("engine.*") if p.suffix in (".so", ".dylib", ".dll")]
+    if not found:
+        return (
+            "its compiled library is missing: no C++ compiler (GCC or Clang) was found when deepmemory was installed; "
+            "install one and run `pip install --force-reinstall --no-deps deepmemory`"
+        )
+    try:
+        lib = ctypes.CDLL(str(found[0]))
+    except OSError as error:
+        return f"its compiled library does not load ({error}); reinstall deepmemory"
+    for name in ("dm_forward", "dm_backward", "dm_record"):
+        function = getattr(lib, name)
+        function.argtypes, function.restype = (ctypes.c_void_p,), ctypes.c_int64
+    lib.dm_level.argtypes, lib.dm_level.restype = (ctypes.c_int64, ctypes.POINTER(ctypes.c_int64)), ctypes.c_char_p
+    lib.dm_use_level.argtypes, lib.dm_use_level.restype = (ctypes.c_int64,), None
+    wanted = os.environ.get(LEVEL_VARIABLE)
+    if wanted:
+        names = _levels(lib)
+        if wanted not in names:
+            return f"{LEVEL_VARIABLE}={wanted!r}, but this processor has {', '.join(names)}"
+        lib.dm_use_level(names[wanted])
+    return lib
+
+
+def _levels(lib: ctypes.CDLL) -> dict[str, int]:
+    usable, found, i = ctypes.c_int64(), {}, 0
+    while (name := lib.dm_level(i, ctypes.byref(usable))) is not None:
+        if usable.value:
+            found[name.decode()] = i
+        i += 1
+    return found
+
+
+def levels() -> list[str]:
+    """Instruction-set levels that this build has and this processor runs, slowest first."""
+    lib = _library()
+    return [] if isinstance(lib, str) else list(_levels(lib))
+
+
+@contextmanager
+def use_level(name: str) -> Iterator[None]:
+    """Run everything inside at one instruction-set level; for tests and benchmarks."""
+    lib = _library()
+    if isinstance(lib, str):
+        raise RuntimeError(f"no CPU engine: {lib}")
+    lib.dm_use_level(_levels(lib)[name])
+    try:
+        yield
+    finally:
+        lib.dm_use_level(_levels(lib).get(os.environ.get(LEVEL_VARIABLE, ""), -1))
+
+
+# --- The engine, as deepmemory.ops.engines.FusedEngine describes it. ------------------------------------
+
+
+def unavailable() -> str | None:
+    """Why this engine cannot run on this machine at all, or None."""
+    lib = _library()
+    return lib if isinstance(lib, str) else None
+
+
+def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
+    """Why this engine cannot do this case, or None."""
+    if x.device.type != "cpu":
+        return f"it runs on the CPU and x is on {x.device}"
+    if x.dtype not in _DTYPE:
+        return f"it computes in float32 and float64, not {x.dtype}"
+    for w in weights:
+        if w.dtype is not x.dtype or w.device != x.device:
+            return f"a weight is {w.dtype} on {w.device} and x is {x.dtype} on {x.device}"
+    if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
+        return "it has no LSTM with a projected state (proj_size)"
+    return None
+
+
+def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
+    """Shape of the trace: a header, then a record per row and step."""
+    runs, steps, batch, _ = x.shape
+    matrix = weights[0].dim()
+    rows = tuple(w.shape[-2] if w.dim() == matrix else 0 for w in weights)
+    record = _record(rec, weights[1].shape[-1], rows)
+    rows_stored = batch if record > 0 else (batch + _TILE - 1) // _TILE * _TILE
+    return (_HEADER + runs * steps * rows_stored * abs(record),)
+
+
+def forward(
+    rec: Recurrence, x: Tensor, state: list[Tensor], weights: list[Tensor], lengths: Tensor | None, save: bool
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """y (R, T, B, d), final states, trace (empty unless ``save``)."""
+    runs, steps, batch, _ = x.shape
+    width = state[0].shape[-1]
+    state, weights = _within_runs(state), _within_runs(weights)
+    y = x.new_empty((runs, steps, batch, width))
+    final = [_empty_like(start) for start in state]
+    trace = x.new_empty(trace_shape(rec, x, weights) if save else 0)
+    call, _kept = _call(rec, x, width, lengths)
+    call += (y.data_ptr(), trace.data_ptr() if save else 0, *_NO_GRAD_Y, 0)
+    for start, end in zip(state, final, strict=True):
+        call += (start.data_ptr(), start.stride(0), end.data_ptr(), 0, 0, 0)
+    if len(state) == 1:
+        call += _NO_STATE
+    call.append(len(weights))
+    for w in weights:
+        call += (w.data_ptr(), w.stride(0), 0, w.shape[1])
+    _run("dm_forward", call)
+    return y, final, trace
+
+
+def backward(
+    rec: Recurrence,
+    grad_y: Tensor | None,
+    grad_final: list[Tensor],
+    x: Tensor,
+    state: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    y: Tensor,
+    trace: Tensor,
+    needs: list[bool],
+) -> list[Tensor | None]:
+    """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
+    tensors = (x, *state, *weights)
+    grads = [_empty_like(t) if needed else None for t, needed in zip(tensors, needs, strict=True)]
+    state, weights, grad_final = _within_runs(state), _within_runs(weights), _within_runs(grad_final)
+    y = y.contiguous()
+    call, _kept = _call(rec, x, y.shape[-1], lengths)
+    call += (y.data_ptr(), trace.data_ptr())
+    call += _NO_GRAD_Y if grad_y is None else (grad_y.data_ptr(), *grad_y.stride())
+    grad_x, *grad = (0 if g is None else g.data_ptr() for g in grads)
+    call.append(grad_x)
+    for start, end, g in zip(state, grad_final, grad, strict=False):
+        call += (start.data_ptr(), start.stride(0), 0, end.data_ptr(), end.stride(0), g)
+    if len(state) == 1:
+        call += _NO_STATE
+    call.append(len(weights))
+    for w, g in zip(weights, grad[len(state) :], strict=True):
+        call += (w.data_ptr(), w.stride(0), g, w.shape[1])
+    _run("dm_backward", call)
+    return grads
+
+
+# --- The call as plan.h's struct Call: a row of int64. ---------------------------------------------------
+
+_NO_GRAD_Y = (0,) * 5
+_NO_STATE = (0,) * 6
+
+
+def _call(rec: Recurrence, x: Tensor, width: int, lengths: Tensor | None) -> tuple[list[int], Tensor | None]:
+    """Its beginning, up to lengths; and the lengths, to be kept until the call is over."""
+    runs, steps, batch, inputs = x.shape
+    call = [_DTYPE[x.dtype], _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse]
+    call += (runs, steps, batch, inputs, width, torch.get_num_threads(), x.data_ptr(), *x.stride())
+    if lengths is None:
+        call += (0, 0)
+    else:
+        (lengths,) = _within_runs([lengths.to(torch.int64)])
+        call += (lengths.data_ptr(), lengths.stride(0))
+    return call, lengths
+
+
+def _empty_like(t: Tensor) -> Tensor:
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+def _within_runs(tensors: list[Tensor]) -> list[Tensor]:
+    """Contiguous but for the first dimension, which may be expanded."""
+    return [t if t.is_contiguous() or (t.stride(0) == 0 and t[0].is_contiguous()) else t.contiguous() for t in tensors]
+
+
+def _run(function: str, call: list[int]) -> None:
+    row = array("q", call)
+    if getattr(_library(), function)(row.buffer_info()[0]):
+        raise MemoryError("deepmemory: the CPU engine found no memory for its scratch")
+
+
+@cache
+def _record(rec: Recurrence, width: int, rows: tuple[int, ...]) -> int:
+    """Elements of the trace per row and step; negative where rows come in whole tiles."""
+    call = [0, _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse, 1, 1, 1, 1, width, 1]
+    call += (0,) * (5 + 2) + (0, 1) + (0,) * (5 + 1 + 12)  # nothing but a trace, which is not looked at
+    call.append(len(rows))
+    for r in rows:
+        call += (0, 0, 0, r)
+    record = array("q", call)
+    lib = _library()
+    assert not isinstance(lib, str), lib
+    return int(lib.dm_record(record.buffer_info()[0]))

@@ -1,0 +1,115 @@
+// What is to be computed (Call) and how (Plan), the same for every instruction-set level.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace deepmemory {
+
+using i64 = int64_t;
+
+enum Cell : i64 { kDmu, kRhn, kRnn, kGru, kLstm };
+enum Activation : i64 { kLeakyRelu, kRelu, kTanh, kSilu, kGelu };
+
+// Lanes of a tile, and what widths are padded to: both a multiple of every vector, so that a trace means the
+// same at every level.
+constexpr i64 kLanes = 16;
+constexpr i64 kTraceHeader = 16;  // elements in front of the records; the first holds the tile's rows
+
+// One layer in one direction over R runs. Written by deepmemory/ops/cpu/__init__.py as a row of int64.
+// Strides count elements; whatever has only a stride of runs is contiguous within a run.
+struct Call {
+  struct State {
+    const void* start;  // (R, B, d)
+    i64 start_run;
+    void* final;             // (R, B, d), forward
+    const void* grad_final;  // (R, B, d), backward
+    i64 grad_final_run;
+    void* grad_start;  // (R, B, d) or null, backward
+  };
+  struct Weight {
+    const void* value;  // (R, rows, columns) or (R, rows)
+    i64 run;
+    void* grad;  // contiguous, or null where nobody asks
+    i64 rows;
+  };
+
+  i64 is_double, cell, activation, bias, reverse;
+  i64 runs, steps, batch, inputs, width, threads;
+  const void* x;  // (R, T, B, m)
+  i64 x_run, x_step, x_row, x_feature;
+  const i64* lengths;  // (R, B) or null
+  i64 lengths_run;
+  void* y;      // (R, T, B, d)
+  void* trace;  // null if nothing is to be saved
+  const void* grad_y;  // (R, T, B, d) or null
+  i64 gy_run, gy_step, gy_row, gy_feature;
+  void* grad_x;  // (R, T, B, m) contiguous, or null
+  State state[2];
+  i64 weights;
+  Weight weight[1];  // `weights` of them, in the order of recurrence.py
+};
+static_assert(sizeof(void*) == 8, "the call is a row of 64-bit values");
+
+// A transition is a chain of layers. Layer 0 takes x and h, each through a linear map of its own; every later
+// one takes the layer before. Outputs come in slots of equal width, one per gate.
+struct Layer {
+  i64 width, slots;
+  i64 record, aux;  // offsets in the record of a step: slots in order, then what the cell keeps beside them
+  i64 delta;        // offset in the record of gradients with respect to the slots
+};
+
+struct Linear {
+  i64 layer, in, slots, first_slot;  // feeds slots first_slot ... of the layer
+  i64 gate[4];                       // which block of the weight's rows each slot takes
+  i64 weight, bias;                  // indices in Call::weight; bias is -1 where there is none
+};
+
+struct Plan {
+  const Call& call;
+  // Lanes: a vector holds one feature of several sequences, panels are [feature][lane], for small states.
+  // Otherwise a vector holds several features of one sequence, panels are [row][feature].
+  bool lanes;
+  std::vector<Layer> layer_list;
+  std::vector<Linear> linear_list;  // x, h, then the deeper layers'
+  const Layer* layer;               // the same, for kernels: they must not touch std templates
+  const Linear* linear;
+  i64 layers, linears;
+  i64 record, delta;  // elements per row and step (per tile and step in lanes)
+  i64 previous;       // offset of the state before the step in a record of lanes
+  i64 tile_rows, tiles, parts;  // rows go in tiles, tiles in parts, a part to a thread; all per run
+  i64 chunk;                    // steps between two rounds of products over many rows
+
+  explicit Plan(const Call& call);
+  void share(i64 rows_per_tile);  // cut the batch for the threads; 0 chooses the tile
+
+  i64 padded(i64 width) const { return (width + kLanes - 1) / kLanes * kLanes; }
+  i64 span(i64 width) const { return lanes ? width * kLanes : padded(width); }  // elements of one slot
+  i64 weight_columns(const Linear& l) const {  // a map's outputs, padded where features are
+    return l.slots * (lanes ? layer[l.layer].width : span(layer[l.layer].width));
+  }
+};
+
+// The kernels of one level. Each returns false if memory ran out.
+struct Kernels {
+  bool (*forward)(const Plan&, i64 part);
+  // `sums` has room for the part's weight gradients: gradient_size elements.
+  bool (*backward)(const Plan&, i64 part, void* sums);
+  i64 (*gradient_size)(const Plan&);
+  void (*write_gradients)(const Plan&, i64 run, i64 linear, void* const* sums, i64 count);
+};
+
+// Indexed by is_double.
+namespace baseline {
+extern const Kernels kernels[2];
+}
+#ifdef DM_X86
+namespace avx2 {
+extern const Kernels kernels[2];
+}
+namespace avx512 {
+extern const Kernels kernels[2];
+}
+#endif
+
+}  // namespace deepmemory

@@ -1,0 +1,448 @@
+// The loop over time, forward and backward. Compiled once per instruction-set level.
+//
+// A part (some tiles of rows of one run) goes through all its steps on one thread. What needs no recurrence is
+// done for a chunk of steps at a time: the projection of x, its gradient and the gradients of the weights.
+#include <new>
+
+#include "cells.h"
+
+namespace DM_LEVEL {
+
+namespace {
+
+constexpr i64 kStepsAhead = 8;  // of records asked for before they are needed
+
+inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+
+template <class T>
+class Sweep {
+ public:
+  Sweep(const Plan& p, i64 part)
+      : plan(p), call(p.call), run(part / p.parts), part(part % p.parts), maps(p), transition(p, maps) {}
+
+  bool forward() {
+    Buffer memory(*this, &Sweep::bind_forward);
+    if (!memory.block) return false;
+    maps.pack(run, false);
+    for (i64 tile = first_tile(); tile < end_tile(); tile++) forward_tile(tile);
+    return true;
+  }
+
+  bool backward(T* gradient_sums) {
+    sums = gradient_sums;
+    Buffer memory(*this, &Sweep::bind_backward);
+    if (!memory.block) return false;
+    maps.pack(run, true);
+    std::memset(sums, 0, sizeof(T) * gradient_size(plan));
+    for (i64 tile = first_tile(); tile < end_tile(); tile++) backward_tile(tile);
+    return true;
+  }
+
+  static i64 gradient_size(const Plan& plan) { return sums_before(plan, plan.linears); }
+
+  // Where a map's sums start among those of a part: first its weight's, then its bias's.
+  static i64 sums_before(const Plan& plan, i64 linear) {
+    Maps<T> maps(plan);
+    i64 size = 0;
+    for (i64 i = 0; i < linear; i++) size += maps.weight_sums(plan.linear[i]) + maps.bias_sums(plan.linear[i]);
+    return size;
+  }
+
+ private:
+  using P = Panel<T>;
+  using Const = Panel<const T>;
+
+  struct Buffer {
+    char* block;
+    Buffer(Sweep& sweep, void (Sweep::*bind)(Arena&)) {
+      Arena arena;
+      (sweep.*bind)(arena);
+      block = static_cast<char*>(::operator new(size_t(arena.used), std::align_val_t(64), std::nothrow));
+      arena = {block, 0};
+      if (block) (sweep.*bind)(arena);
+    }
+    ~Buffer() { ::operator delete(block, std::align_val_t(64)); }
+    Buffer(const Buffer&) = delete;
+    Buffer& operator=(const Buffer&) = delete;
+  };
+
+  const Plan& plan;
+  const Call& call;
+  const i64 run, part;
+  Maps<T> maps;
+  Transition<T> transition;
+
+  // The tile at hand.
+  i64 row0 = 0, rows = 0, tile_index = 0, shortest = 0, longest = 0;
+  const i64* lengths = nullptr;  // of its rows
+
+  // Scratch. Panels of a chunk lie one behind the other in the order of time.
+  T *h = nullptr, *c = nullptr, *h_kept = nullptr, *c_kept = nullptr;
+  T *xs = nullptr, *projected = nullptr, *spare_record = nullptr;
+  T *gys = nullptr, *previous = nullptr, *deltas = nullptr, *grad_xs = nullptr, *sums = nullptr;
+
+  i64 first_tile() const { return plan.tiles * part / plan.parts; }
+  i64 end_tile() const { return plan.tiles * (part + 1) / plan.parts; }
+
+  // Distances between rows of a panel; a panel of a chunk's step starts `rows` (or one tile) after the last.
+  i64 row_ld(i64 elements) const { return plan.lanes ? kLanes : elements; }
+  i64 step_of(i64 elements) const { return plan.lanes ? elements : elements * rows; }
+  i64 panel_size(i64 elements) const { return plan.lanes ? elements : elements * plan.tile_rows; }
+  // A multiple of the line but never an even one, lest the rows of a chunk collide in the cache.
+  i64 chunk_ld(i64 width) const {
+    if (plan.lanes) return width * kLanes;
+    return plan.padded(width) / kLanes % 2 ? plan.padded(width) : plan.padded(width) + kLanes;
+  }
+  i64 layer0_ld() const {
+    const Layer& first = plan.layer[0];
+    return chunk_ld(first.slots * (plan.lanes ? first.width : plan.span(first.width)));
+  }
+  i64 state_span() const { return plan.span(call.width); }
+
+  P state_panel(T* at) const { return {at, row_ld(state_span())}; }
+
+  void bind_state(Arena& arena) {
+    T** all[] = {&h, &c, &h_kept, &c_kept};
+    for (T** at : all) *at = arena.take<T>(panel_size(state_span()));
+  }
+
+  void bind_forward(Arena& arena) {
+    maps.bind(arena, false);
+    bind_state(arena);
+    xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
+    projected = arena.take<T>(plan.chunk * panel_size(layer0_ld()));
+    spare_record = call.trace ? nullptr : arena.take<T>(panel_size(plan.record));
+  }
+
+  void bind_backward(Arena& arena) {
+    maps.bind(arena, true);
+    bind_state(arena);
+    if (needs_gradient(0)) xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
+    if (call.grad_x) grad_xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
+    gys = arena.take<T>(plan.chunk * panel_size(state_span()));
+    if (!plan.lanes) previous = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.width)));
+    deltas = arena.take<T>(plan.chunk * panel_size(plan.delta));
+  }
+
+  bool needs_gradient(i64 i) const { return needs_weight(i) || needs_bias(i); }
+  bool needs_weight(i64 i) const { return call.weight[plan.linear[i].weight].grad; }
+  bool needs_bias(i64 i) const { return plan.linear[i].bias >= 0 && call.weight[plan.linear[i].bias].grad; }
+
+  void open(i64 tile) {
+    tile_index = tile;
+    row0 = tile * plan.tile_rows;
+    rows = smaller(plan.tile_rows, call.batch - row0);
+    maps.rows = rows;
+    shortest = longest = call.steps;
+    if (!call.lengths) return;
+    lengths = call.lengths + run * call.lengths_run + row0;
+    shortest = call.steps, longest = 0;
+    for (i64 r = 0; r < rows; r++) {
+      const i64 length = lengths[r] < 0 ? 0 : smaller(lengths[r], call.steps);
+      if (length < shortest) shortest = length;
+      if (length > longest) longest = length;
+    }
+  }
+
+  bool active(i64 r, i64 t) const { return !lengths || t < lengths[r]; }
+  bool all_active(i64 t) const { return t < shortest; }
+
+  P record(i64 t) const {
+    if (!call.trace) return {spare_record, row_ld(plan.record)};
+    T* first = static_cast<T*>(call.trace) + deepmemory::kTraceHeader;
+    // Records of a tile are together, so that those of a chunk are rows of one matrix.
+    const i64 before = plan.lanes ? run * plan.tiles + tile_index : run * call.batch + row0;
+    return {first + before * call.steps * plan.record + t * step_of(plan.record), row_ld(plan.record)};
+  }
+
+  // --- Between the caller's rows and panels. ---
+
+  // A step's rows into a panel; rows past their length become zero whatever stands there.
+  void load_rows(const T* from, i64 row, i64 feature, i64 width, i64 t, P to) const {
+    if (plan.lanes) {
+      if (rows == kLanes)  // a count the compiler knows
+        for (i64 f = 0; f < width; f++)
+          for (i64 r = 0; r < kLanes; r++) to.at[f * kLanes + r] = from[r * row + f * feature];
+      else
+        for (i64 f = 0; f < width; f++)
+          for (i64 r = 0; r < kLanes; r++) to.at[f * kLanes + r] = r < rows ? from[r * row + f * feature] : T(0);
+      if (!all_active(t))
+        for (i64 r = 0; r < rows; r++)
+          for (i64 f = 0; f < width && !active(r, t); f++) to.at[f * kLanes + r] = T(0);
+      return;
+    }
+    for (i64 r = 0; r < rows; r++) {
+      const T* source = from + r * row;
+      T* target = to.at + r * to.ld;
+      if (!active(r, t))
+        std::memset(target, 0, sizeof(T) * width);
+      else if (feature == 1)
+        std::memcpy(target, source, sizeof(T) * width);
+      else
+        for (i64 f = 0; f < width; f++) target[f] = source[f * feature];
+      for (i64 f = width; f < plan.padded(width); f++) target[f] = T(0);
+    }
+  }
+
+  void store_rows(Const from, i64 width, i64 t, T* to) const {
+    if (plan.lanes && rows == kLanes && all_active(t)) {
+      for (i64 f = 0; f < width; f++)
+        for (i64 r = 0; r < kLanes; r++) to[r * width + f] = from.at[f * kLanes + r];
+      return;
+    }
+    for (i64 r = 0; r < rows; r++) {
+      T* target = to + r * width;
+      if (!active(r, t))
+        std::memset(target, 0, sizeof(T) * width);
+      else if (plan.lanes)
+        for (i64 f = 0; f < width; f++) target[f] = from.at[f * kLanes + r];
+      else
+        std::memcpy(target, from.at + r * from.ld, sizeof(T) * width);
+    }
+  }
+
+  static constexpr i64 kAlways = -1;  // a time before every length
+
+  void load_state(const void* all, i64 run_stride, T* to) const {
+    if (!all) {
+      std::memset(to, 0, sizeof(T) * panel_size(state_span()));
+      return;
+    }
+    const T* from = static_cast<const T*>(all) + run * run_stride + row0 * call.width;
+    load_rows(from, call.width, 1, call.width, kAlways, state_panel(to));
+  }
+  void store_state(const T* from, void* all) const {
+    if (!all) return;
+    T* to = static_cast<T*>(all) + (run * call.batch + row0) * call.width;
+    store_rows({from, row_ld(state_span())}, call.width, kAlways, to);
+  }
+
+  void keep(const T* from, T* to) const { std::memcpy(to, from, sizeof(T) * step_of(state_span())); }
+
+  // Rows past their length take what was kept, or zero.
+  void put_back(const T* kept, T* state, i64 t) const {
+    const i64 span = state_span();
+    for (i64 r = 0; r < rows; r++) {
+      if (active(r, t)) continue;
+      if (plan.lanes)
+        for (i64 at = r; at < span; at += kLanes) state[at] = kept ? kept[at] : T(0);
+      else if (kept)
+        std::memcpy(state + r * span, kept + r * span, sizeof(T) * span);
+      else
+        std::memset(state + r * span, 0, sizeof(T) * span);
+    }
+  }
+
+  void load_x(i64 low, i64 count) const {
+    const T* x = static_cast<const T*>(call.x) + run * call.x_run + row0 * call.x_row;
+    const i64 ld = chunk_ld(call.inputs);
+    for (i64 t = low; t < low + count; t++)
+      load_rows(x + t * call.x_step, call.x_row, call.x_feature, call.inputs, t,
+                {xs + (t - low) * step_of(ld), row_ld(ld)});
+  }
+
+  // Steps in the order of the walk, a chunk at a time: chunk(low, count), then step(t, low).
+  template <class Chunk, class Step, class Done>
+  void walk(bool down, Chunk chunk, Step step, Done done) {
+    for (i64 passed = 0; passed < longest; passed += plan.chunk) {
+      const i64 count = smaller(plan.chunk, longest - passed);
+      const i64 low = down ? longest - passed - count : passed;
+      chunk(low, count);
+      for (i64 i = 0; i < count; i++) step(down ? low + count - 1 - i : low + i, low);
+      done(low, count);
+    }
+  }
+
+  // --- Forward. ---
+
+  void project(i64 low, i64 count) {
+    load_x(low, count);
+    const i64 x_ld = chunk_ld(call.inputs), ld = layer0_ld();
+    const i64 calls = plan.lanes ? count : 1;  // rows of all steps at once where a row is a row
+    for (i64 i = 0; i < calls; i++)
+      maps.apply(0, {xs + i * step_of(x_ld), row_ld(x_ld)}, maps.bias(0), {projected + i * step_of(ld), row_ld(ld)},
+                 count * rows);
+    // Slots that x does not feed start from their bias.
+    const Layer& first = plan.layer[0];
+    const i64 fed = plan.linear[0].slots * plan.span(first.width), all = first.slots * plan.span(first.width);
+    for (i64 i = 0; fed < all && i < (plan.lanes ? count : count * rows); i++)
+      std::memcpy(projected + i * ld + fed, maps.bias(0).at + fed, sizeof(T) * (all - fed));
+  }
+
+  void forward_step(i64 t, i64 low) {
+    const i64 ld = layer0_ld();
+    const bool whole = all_active(t), two = call.cell == deepmemory::kLstm;
+    if (!whole) {
+      keep(h, h_kept);
+      if (two) keep(c, c_kept);
+    }
+    P at = record(t);
+    if (plan.lanes && call.trace) std::memcpy(at.at + plan.previous, h, sizeof(T) * state_span());
+    transition.forward(state_panel(h), state_panel(c), {projected + (t - low) * step_of(ld), row_ld(ld)}, at);
+    if (!whole) {
+      put_back(h_kept, h, t);
+      if (two) put_back(c_kept, c, t);
+    }
+    store_rows({h, row_ld(state_span())}, call.width, t, y_at(t));
+  }
+
+  T* y_at(i64 t) const { return static_cast<T*>(call.y) + ((run * call.steps + t) * call.batch + row0) * call.width; }
+
+  void forward_tile(i64 tile) {
+    open(tile);
+    load_state(call.state[0].start, call.state[0].start_run, h);
+    if (call.cell == deepmemory::kLstm) load_state(call.state[1].start, call.state[1].start_run, c);
+    walk(
+        call.reverse, [&](i64 low, i64 count) { project(low, count); },
+        [&](i64 t, i64 low) { forward_step(t, low); }, [](i64, i64) {});
+    for (i64 t = longest; t < call.steps; t++) std::memset(y_at(t), 0, sizeof(T) * rows * call.width);
+    store_state(h, call.state[0].final);
+    if (call.cell == deepmemory::kLstm) store_state(c, call.state[1].final);
+  }
+
+  // --- Backward. ---
+
+  // The state before step t: y of the step the walk came from, or the start.
+  void load_previous(i64 t, P to) const {
+    const i64 before = call.reverse ? t + 1 : t - 1;
+    const T* y = y_at(before);
+    const T* start = static_cast<const T*>(call.state[0].start) + run * call.state[0].start_run + row0 * call.width;
+    for (i64 r = 0; r < rows; r++) {
+      const bool inside = before >= 0 && before < call.steps && active(r, before);
+      std::memcpy(to.at + r * to.ld, (inside ? y : start) + r * call.width, sizeof(T) * call.width);
+      for (i64 f = call.width; f < plan.padded(call.width); f++) to.at[r * to.ld + f] = T(0);
+    }
+  }
+
+  void begin_chunk(i64 low, i64 count) {
+    if (needs_gradient(0)) load_x(low, count);
+    const T* gy = static_cast<const T*>(call.grad_y) + run * call.gy_run + row0 * call.gy_row;
+    const i64 ld = chunk_ld(call.width), span = state_span();
+    for (i64 t = low; t < low + count; t++) {
+      if (call.grad_y)
+        load_rows(gy + t * call.gy_step, call.gy_row, call.gy_feature, call.width, t,
+                  state_panel(gys + (t - low) * step_of(span)));
+      if (!plan.lanes) load_previous(t, {previous + (t - low) * step_of(ld), ld});
+    }
+  }
+
+  Const previous_at(i64 t, i64 low) const {
+    if (plan.lanes) return {record(t).at + plan.previous, kLanes};
+    const i64 ld = chunk_ld(call.width);
+    return {previous + (t - low) * step_of(ld), ld};
+  }
+
+  // Small states leave the processor waiting for records, which it does not foresee when time runs backward.
+  void expect_record(i64 t) const {
+    if (!plan.lanes || t < 0 || t >= longest) return;
+    const char* at = reinterpret_cast<const char*>(record(t).at);
+    for (i64 byte = 0; byte < plan.record * i64(sizeof(T)); byte += 64) __builtin_prefetch(at + byte);
+  }
+
+  void backward_step(i64 t, i64 low) {
+    expect_record(call.reverse ? t + kStepsAhead : t - kStepsAhead);
+    const bool whole = all_active(t), two = call.cell == deepmemory::kLstm;
+    if (!whole) {  // nothing flows into a step that did not happen
+      keep(h, h_kept);
+      put_back(nullptr, h, t);
+      if (two) keep(c, c_kept), put_back(nullptr, c, t);
+    }
+    if (call.grad_y) {
+      const T* gy = gys + (t - low) * step_of(state_span());
+      for (i64 j = 0; j < step_of(state_span()); j += lanes_of<T>) store<T>(h + j, load<T>(h + j) + load<T>(gy + j));
+    }
+    P at = record(t);
+    transition.backward(state_panel(h), state_panel(c), previous_at(t, low), {at.at, at.ld},
+                        {deltas + (t - low) * step_of(plan.delta), row_ld(plan.delta)});
+    if (!whole) {
+      put_back(h_kept, h, t);
+      if (two) put_back(c_kept, c, t);
+    }
+  }
+
+  void end_chunk(i64 low, i64 count) {
+    const Const delta{deltas, row_ld(plan.delta)};
+    const i64 delta_step = step_of(plan.delta), x_ld = chunk_ld(call.inputs);
+    const P at = record(low);
+    const Const first = previous_at(low, low);
+    T* to = sums;
+    for (i64 i = 0; i < plan.linears; i++) {
+      const Linear& l = plan.linear[i];
+      const Const in = i == 0 ? Const{xs, row_ld(x_ld)} : transition.input(l, first, {at.at, at.ld});
+      const i64 in_step = i == 0 ? step_of(x_ld) : plan.lanes || l.layer > 0 ? step_of(plan.record) : step_of(first.ld);
+      if (needs_weight(i)) maps.add_gradient(l, in, in_step, delta, delta_step, count, to);
+      to += maps.weight_sums(l);
+      if (needs_bias(i)) maps.add_bias_gradient(l, delta, delta_step, count, to);
+      to += maps.bias_sums(l);
+    }
+    if (!call.grad_x) return;
+    const i64 calls = plan.lanes ? count : 1;
+    for (i64 i = 0; i < calls; i++)
+      maps.apply_transposed(0, {deltas + i * delta_step, row_ld(plan.delta)}, {nullptr, 0},
+                            {grad_xs + i * step_of(x_ld), row_ld(x_ld)}, count * rows);
+    for (i64 t = low; t < low + count; t++)
+      store_rows({grad_xs + (t - low) * step_of(x_ld), row_ld(x_ld)}, call.inputs, t, grad_x_at(t));
+  }
+
+  T* grad_x_at(i64 t) const {
+    return static_cast<T*>(call.grad_x) + ((run * call.steps + t) * call.batch + row0) * call.inputs;
+  }
+
+  void backward_tile(i64 tile) {
+    open(tile);
+    load_state(call.state[0].grad_final, call.state[0].grad_final_run, h);
+    if (call.cell == deepmemory::kLstm) load_state(call.state[1].grad_final, call.state[1].grad_final_run, c);
+    walk(
+        !call.reverse, [&](i64 low, i64 count) { begin_chunk(low, count); },
+        [&](i64 t, i64 low) { backward_step(t, low); }, [&](i64 low, i64 count) { end_chunk(low, count); });
+    if (call.grad_x)
+      for (i64 t = longest; t < call.steps; t++) std::memset(grad_x_at(t), 0, sizeof(T) * rows * call.inputs);
+    store_state(h, call.state[0].grad_start);
+    if (call.cell == deepmemory::kLstm) store_state(c, call.state[1].grad_start);
+  }
+};
+
+// The gradients of one map of one run: the parts' sums together, in torch's layout.
+template <class T>
+void write_gradients(const Plan& plan, i64 run, i64 linear, void* const* sums, i64 count) {
+  const Linear& l = plan.linear[linear];
+  const Maps<T> maps(plan);
+  const i64 width = maps.width_of(l), columns = plan.weight_columns(l), offset = Sweep<T>::sums_before(plan, linear);
+  const i64 column_span = plan.lanes ? width : plan.span(width);
+  T* weight = static_cast<T*>(plan.call.weight[l.weight].grad);
+  T* bias = l.bias < 0 ? nullptr : static_cast<T*>(plan.call.weight[l.bias].grad);
+
+  auto total = [&](i64 at) {
+    T value = 0;
+    for (i64 s = 0; s < count; s++) {
+      const T* part = static_cast<const T*>(sums[s]) + offset;
+      value += plan.lanes ? sum<T>(load<T>(part + at * lanes_of<T>)) : part[at];
+    }
+    return value;
+  };
+  for (i64 s = 0; s < l.slots; s++)
+    for (i64 j = 0; j < width; j++) {
+      const i64 row = l.gate[s] * width + j, column = s * column_span + j;
+      if (weight)
+        for (i64 k = 0; k < l.in; k++) {
+          const i64 at = plan.lanes ? column * l.in + k : k * columns + column;
+          weight[(run * l.slots * width + row) * l.in + k] = total(at);
+        }
+      if (bias) bias[run * l.slots * width + row] = total(columns * l.in + column);
+    }
+}
+
+template <class T>
+constexpr deepmemory::Kernels kernels_of{
+    [](const Plan& plan, i64 part) { return Sweep<T>(plan, part).forward(); },
+    [](const Plan& plan, i64 part, void* sums) { return Sweep<T>(plan, part).backward(static_cast<T*>(sums)); },
+    [](const Plan& plan) { return Sweep<T>::gradient_size(plan); },
+    write_gradients<T>,
+};
+
+}  // namespace
+
+extern const deepmemory::Kernels kernels[2];
+const deepmemory::Kernels kernels[2] = {kernels_of<float>, kernels_of<double>};
+
+}  // namespace DM_LEVEL

@@ -1,0 +1,444 @@
+"""The CPU engine gives what the plain engine gives: outputs, final states and every gradient."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerances import assert_close
+from torch import Tensor
+
+from deepmemory.ops import ACTIVATIONS, CELLS, Recurrence, cpu, plain, scan
+
+pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no CPU engine: {cpu.unavailable()}")
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+DTYPES = (torch.float64, torch.float32)
+
+
+def make_weights(rec: Recurrence, m: int, d: int, hidden: list[int], runs: tuple[int, ...] = ()) -> list[Tensor]:
+    """Weights of a layer that neither dies nor explodes; an RHN is as deep as ``hidden`` is long, plus one."""
+
+    def linear(out: int, *ins: int) -> list[Tensor]:
+        weights = [torch.randn(*runs, out, i, dtype=torch.float64) * (1.2 / sum(ins) ** 0.5) for i in ins]
+        biases = [torch.randn(*runs, out, dtype=torch.float64) * 0.3 for _ in range(1 + (rec.cell in GATES))]
+        return weights + (biases if rec.bias else [])
+
+    if rec.cell in GATES:
+        return linear(GATES[rec.cell] * d, m, d)
+    outs = [*hidden, 2 * d] if rec.cell == "dmu" else [2 * d] * (len(hidden) + 1)
+    ins = outs if rec.cell == "dmu" else [d] * len(outs)
+    weights = linear(outs[0], m, d)
+    for out, before in zip(outs[1:], ins, strict=False):
+        if rec.bias:
+            weights += linear(out, before)
+        else:
+            weights += linear(out, before)[:1]
+    return weights
+
+
+class Case:
+    """One layer, its input and what the plain engine makes of it in float64."""
+
+    def __init__(self, rec, m, d, hidden=(), batch=3, steps=4, lengths=None, weights=None):
+        self.rec = rec
+        self.lengths = torch.randint(0, steps + 1, (batch,)) if lengths == "random" else lengths
+        self.weights = make_weights(rec, m, d, list(hidden)) if weights is None else weights
+        self.x = torch.randn(steps, batch, m, dtype=torch.float64)
+        self.state = tuple(torch.rand(batch, d, dtype=torch.float64) * 1.8 - 0.9 for _ in range(rec.states))
+
+    def results(self, dtype, engine="cpu", **options) -> list[Tensor]:
+        """y, final states, then the gradients of x, states and weights."""
+        inputs = [t.to(dtype, copy=True).requires_grad_() for t in (self.x, *self.state, *self.weights)]
+        n = 1 + self.rec.states
+        args = (self.rec, inputs[0], tuple(inputs[1:n]), inputs[n:], self.lengths)
+        y, final = plain.scan(*args) if engine == "plain" else scan(*args, engine=engine, **options)
+        return [y.detach(), *(f.detach() for f in final), *torch.autograd.grad(loss(y, *final), inputs)]
+
+    def check(self, dtypes=DTYPES, **options) -> None:
+        expected = self.results(torch.float64, "plain")
+        for dtype in dtypes:
+            close(self.results(dtype, **options), expected, dtype)
+
+
+def loss(*outputs: Tensor) -> Tensor:
+    """Weighs every entry differently."""
+    return sum((o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype).view(o.shape)).sum() for o in outputs)
+
+
+def close(actual: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
+    """By the table, each tensor measured against its own largest entry: gradients are sums over many steps."""
+    for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        scale = e.abs().max().clamp(min=1) if e.numel() else 1
+        assert_close(a.double() / scale, e.double() / scale, dtype, f"result {i}")
+
+
+@contextmanager
+def threads(count: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Unless a test asks for more: torch's own threads, in the plain engine, only get into each other's way here."""
+    with threads(1):
+        yield
+
+
+@pytest.fixture(params=CELLS)
+def cell(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["onward", "reverse"])
+def reverse(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(params=[True, False], ids=["bias", "no-bias"])
+def bias(request: pytest.FixtureRequest) -> bool:
+    return request.param
+
+
+@pytest.fixture(params=[5, 40], ids=["lanes", "features"])
+def width(request: pytest.FixtureRequest) -> int:
+    """One state small enough for the batch to go in lanes, one for which the features do."""
+    return request.param
+
+
+class TestAgainstPlain:
+    @pytest.mark.parametrize("lengths", [None, "random"], ids=["full", "padded"])
+    def test_every_cell(self, cell, width, bias, reverse, lengths):
+        rec = Recurrence(cell, "tanh", bias, reverse)
+        Case(rec, 3, width, [width + 2, width - 1], batch=19, steps=18, lengths=lengths).check()
+
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    @pytest.mark.parametrize("cell_", ["dmu", "rnn"])
+    def test_activations(self, cell_, activation, width):
+        Case(Recurrence(cell_, activation), 3, width, [width + 1], batch=5, steps=4).check()
+
+    @pytest.mark.parametrize("d", [1, 7, 15, 16, 17, 31, 32, 33, 63, 100, 131, 136, 257])
+    def test_odd_widths(self, d, cell):
+        Case(Recurrence(cell), 5, d, [d + 3], batch=3, steps=3).check()
+
+    @pytest.mark.parametrize("m", [1, 16, 88])
+    @pytest.mark.parametrize("batch", [1, 16, 33, 64])
+    def test_odd_batches_and_inputs(self, m, batch, width):
+        Case(Recurrence("dmu", "tanh"), m, width, [width], batch=batch, steps=3).check()
+
+    @pytest.mark.parametrize("depth", [1, 2, 10])
+    @pytest.mark.parametrize("cell_", ["dmu", "rhn"])
+    def test_depth(self, cell_, depth, width):
+        widths = [width + k % 3 for k in range(depth - 1)]
+        Case(Recurrence(cell_, "tanh"), 3, width, widths, batch=9, steps=5).check()
+
+    @pytest.mark.parametrize("steps", [1, 1000])
+    def test_steps(self, steps, width):
+        Case(Recurrence("dmu", "tanh"), 2, width, [width], batch=2, steps=steps).check((torch.float64,))
+
+    def test_recompute(self, cell, width, reverse):
+        Case(Recurrence(cell, reverse=reverse), 3, width, [width], steps=21, lengths="random").check(recompute=True)
+
+    @given(
+        st.sampled_from(CELLS), st.integers(1, 40), st.integers(1, 40), st.lists(st.integers(1, 40), max_size=3),
+        st.integers(1, 20), st.integers(1, 20), st.booleans(), st.booleans(),
+    )  # fmt: skip
+    def test_any_shape(self, cell, m, d, hidden, batch, steps, reverse, padded):
+        rec = Recurrence(cell, "tanh", reverse=reverse)
+        Case(rec, m, d, hidden, batch, steps, "random" if padded else None).check((torch.float64,))
+
+
+class TestPadding:
+    def test_lengths_of_zero_keep_the_state(self, cell, width, reverse):
+        case = Case(Recurrence(cell, reverse=reverse), 3, width, [width], lengths=torch.zeros(3, dtype=torch.int64))
+        case.check()
+        y, *final = case.results(torch.float64)[: 1 + case.rec.states]
+        assert not y.any()
+        assert torch.equal(final[0], case.state[0])
+
+    def test_nothing_in_the_padding_reaches_a_result(self, cell, width, reverse):
+        case = Case(Recurrence(cell, reverse=reverse), 3, width, [width], 18, 20, torch.arange(18) + 1)
+        expected = case.results(torch.float32)
+        padding = torch.arange(20)[:, None] >= case.lengths
+        case.x[padding] = torch.nan
+        actual = case.results(torch.float32)
+        assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+        assert not actual[1 + case.rec.states][padding].any()
+
+    def test_nan_in_the_gradient_of_a_padded_output_stays_there(self, width):
+        rec, lengths = Recurrence("dmu"), torch.tensor([2, 4, 0])
+        case = Case(rec, 3, width, lengths=lengths)
+        inputs = [t.requires_grad_() for t in (case.x, *case.state, *case.weights)]
+        y, _ = scan(rec, inputs[0], (inputs[1],), inputs[2:], lengths, engine="cpu")
+        grad_y = torch.randn_like(y)
+        padding = torch.arange(4)[:, None] >= lengths
+        expected = torch.autograd.grad(y, inputs, grad_y, retain_graph=True)
+        actual = torch.autograd.grad(y, inputs, grad_y.masked_fill(padding[..., None], torch.nan))
+        assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
+
+    def test_every_element_of_a_result_is_written(self, cell, width):
+        case = Case(Recurrence(cell), 3, width, [width], batch=18, steps=5, lengths="random")
+        torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+        try:
+            case.check()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+
+class TestSaturation:
+    """A DMU lives on gates near one; what leaks through them must be right to the last digits."""
+
+    @pytest.mark.parametrize("z", [-80.0, -30.0, -5.0, 0.0, 5.0, 30.0, 80.0])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_gradients_of_saturated_gates_are_relatively_accurate(self, z, dtype, width):
+        h, candidate = torch.full((1, width), 0.9, dtype=dtype), torch.full((width,), 0.5, dtype=dtype)
+        bias = torch.cat([torch.full((width,), z, dtype=dtype), candidate]).requires_grad_()
+        weights = [torch.zeros(2 * width, k, dtype=dtype) for k in (1, width)]
+        y, _ = scan(Recurrence("dmu"), torch.zeros(1, 1, 1, dtype=dtype), (h,), [*weights, bias], engine="cpu")
+        (actual,) = torch.autograd.grad(y.sum(), [bias])
+        # 1 - sigmoid(z) as sigmoid(-z): the plain engine's difference is zero long before this is.
+        h, n = h[0].double(), torch.tanh(candidate.double())
+        open_, shut = torch.sigmoid(torch.full_like(h, z)), torch.sigmoid(torch.full_like(h, -z))
+        expected = torch.cat([(h - n) * open_ * shut, shut * (1 - n * n)])
+        torch.testing.assert_close(actual.double(), expected, rtol=10 * torch.finfo(dtype).eps, atol=0)
+
+    @pytest.mark.parametrize("z", [100.0, 1e4, torch.inf])
+    @pytest.mark.parametrize("dtype", DTYPES)
+    def test_a_closed_cell_keeps_its_state_exactly(self, z, dtype, width):
+        h = torch.randn(3, width, dtype=dtype)
+        bias = torch.cat([torch.full((width,), z), torch.full((width,), 0.5)]).to(dtype)
+        weights = [torch.zeros(2 * width, k, dtype=dtype) for k in (1, width)]
+        x = torch.zeros(50, 3, 1, dtype=dtype)
+        assert torch.equal(scan(Recurrence("dmu"), x, (h,), [*weights, bias], engine="cpu")[1][0], h)
+
+    def test_nan_is_not_hidden(self, cell, width):
+        case = Case(Recurrence(cell, "relu"), 2, width)
+        case.x[1, 0, 0] = torch.nan
+        y = case.results(torch.float32)[0]
+        assert y[1:, 0].isnan().all()
+        assert not y[:, 1:].isnan().any()
+
+
+class TestFunctions:
+    """The engine's own tanh, sigmoid and erf, seen through layers that do nothing else."""
+
+    z = torch.cat([torch.linspace(-30, 30, 4001), torch.logspace(-30, 0, 400), -torch.logspace(-30, 0, 400)]).double()
+
+    def through(self, cell, activation, dtype, rows):
+        rec = Recurrence(cell, activation, bias=False)
+        weights = [torch.ones(rows, 1).to(dtype), torch.zeros(rows, 1).to(dtype)]
+        return lambda h: scan(rec, self.z.to(dtype).view(1, -1, 1), (h,), weights, engine="cpu")[0].flatten()
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("level", cpu.levels())
+    def test_accuracy(self, dtype, level):
+        z, eps = self.z.to(dtype), torch.finfo(dtype).eps
+        zero = torch.zeros(len(z), 1, dtype=dtype)
+        with cpu.use_level(level):
+            for activation in ("tanh", "silu", "gelu"):
+                actual = self.through("rnn", activation, dtype, 1)(zero).double()
+                expected = plain.ACTIVATION[activation](z.double())
+                assert ((actual - expected).abs() <= 3 * eps * expected.abs().clamp(min=1)).all(), activation
+            rec = Recurrence("dmu", bias=False)  # candidate 0, so y = h * sigmoid(z)
+            weights = [torch.tensor([[1.0], [0.0]]).to(dtype), torch.zeros(2, 1, dtype=dtype)]
+            y, _ = scan(rec, z.view(1, -1, 1), (zero + 1,), weights, engine="cpu")
+            expected = torch.sigmoid(z.double())
+            assert ((y.flatten().double() - expected).abs() <= 4 * eps * expected).all()
+
+
+class TestNothingToDo:
+    def test_no_steps(self, width):
+        case = Case(Recurrence("dmu"), 3, width, steps=0)
+        y, final, *grads = case.results(torch.float64)
+        assert y.shape == (0, 3, width)
+        assert torch.equal(final, case.state[0])
+        assert not any(g.any() for g in grads[2:])
+
+    def test_no_rows(self, width):
+        y, final, *grads = Case(Recurrence("gru"), 3, width, batch=0).results(torch.float64)
+        assert y.shape == (4, 0, width)
+        assert final.shape == (0, width)
+        assert not any(g.any() for g in grads)
+
+
+class TestRuns:
+    def test_stacked_weights_under_vmap(self, cell, width, reverse):
+        runs, rec = 5, Recurrence(cell, "tanh", reverse=reverse)
+        weights = make_weights(rec, 3, width, [width], (runs,))
+        x = torch.randn(runs, 7, 18, 3, dtype=torch.float64)
+        state = [torch.randn(runs, 18, width, dtype=torch.float64) for _ in range(rec.states)]
+        lengths = torch.randint(0, 8, (runs, 18))
+
+        def results(run, inputs):
+            inputs = [t.clone().requires_grad_() for t in inputs]
+            outputs = run(*inputs)
+            return [*(o.detach() for o in outputs), *torch.autograd.grad(loss(*outputs), inputs)]
+
+        def one(engine):
+            def run(x, lengths, *rest):
+                state, weights = rest[: rec.states], list(rest[rec.states :])
+                y, final = scan(rec, x, tuple(state), weights, lengths, engine=engine)
+                return y, *final
+
+            return lambda x, *rest: torch.vmap(run)(x, lengths, *rest)
+
+        inputs = [x, *state, *weights]
+        close(results(one("cpu"), inputs), results(one("plain"), inputs), torch.float64)
+
+    def test_weights_shared_by_all_runs(self, width):
+        rec = Recurrence("dmu")
+        weights = make_weights(rec, 2, width, [width])
+        x, h = torch.randn(4, 3, 6, 2, dtype=torch.float64), torch.randn(6, width, dtype=torch.float64)
+        y = torch.vmap(lambda x: scan(rec, x, (h,), weights, engine="cpu")[0])(x)
+        assert_close(y, torch.stack([plain.scan(rec, one, (h,), weights)[0] for one in x]))
+
+    def test_strided_input(self, width):
+        case = Case(Recurrence("gru"), 4, width, batch=6, steps=5)
+        expected = case.results(torch.float64, "plain")
+        case.x = case.x.transpose(0, 1).contiguous().transpose(0, 1)
+        close(case.results(torch.float64), expected, torch.float64)
+        case.x = torch.stack([case.x, case.x], -1)[..., 0]
+        close(case.results(torch.float64), expected, torch.float64)
+
+
+class TestOnlyWhatIsAskedFor:
+    def test_gradients(self, cell, width):
+        case = Case(Recurrence(cell), 3, width, [width], batch=17, steps=4)
+        tensors = (case.x, *case.state, *case.weights)
+        expected = case.results(torch.float64)[-len(tensors) :]
+        first = 1 + case.rec.states
+        for asked in range(len(tensors)):
+            inputs = [t.clone().requires_grad_(i == asked) for i, t in enumerate(tensors)]
+            y, final = scan(case.rec, inputs[0], tuple(inputs[1:first]), inputs[first:], engine="cpu")
+            (grad,) = torch.autograd.grad(loss(y, *final), [inputs[asked]])
+            assert_close(grad, expected[asked], what=str(asked))
+
+    def test_nothing_is_kept_without_gradients(self, width):
+        rec = Recurrence("dmu")
+        weights = [w[None] for w in make_weights(rec, 2, width, [width])]
+        x, h = torch.randn(1, 4, 3, 2, dtype=torch.float64), torch.zeros(1, 3, width, dtype=torch.float64)
+        y, _, trace = cpu.forward(rec, x, [h], weights, None, True)
+        assert trace.shape == cpu.trace_shape(rec, x, weights)
+        y_alone, _, nothing = cpu.forward(rec, x, [h], weights, None, False)
+        assert nothing.numel() == 0
+        assert_close(y_alone, y)
+
+    def test_a_projected_lstm_is_refused_with_the_reason(self):
+        rec = Recurrence("lstm")
+        weights = [*make_weights(rec, 2, 4, []), torch.zeros(3, 4)]
+        assert "proj_size" in str(
+            cpu.refuses(rec, torch.zeros(1, 1, 2, dtype=torch.float64), [w.double() for w in weights])
+        )
+
+    def test_other_dtypes_are_refused_with_the_reason(self):
+        rec = Recurrence("rnn")
+        weights = [w.half() for w in make_weights(rec, 2, 4, [])]
+        assert "float16" in str(cpu.refuses(rec, torch.zeros(1, 1, 2).half(), weights))
+
+
+class TestLevelsAndThreads:
+    @pytest.mark.parametrize("level", cpu.levels())
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_every_level(self, level, count, cell, width):
+        case = Case(Recurrence(cell, "tanh"), 3, width, [width, width + 5], 37, 40, "random")
+        expected = case.results(torch.float64, "plain")
+        for dtype in DTYPES:
+            with cpu.use_level(level), threads(count):
+                actual = case.results(dtype)
+            close(actual, expected, dtype)
+
+    def test_forward_and_backward_may_have_different_threads(self, width):
+        case = Case(Recurrence("dmu", "tanh"), 3, width, [width], batch=37, steps=60)
+        expected = case.results(torch.float64)[3:]
+        inputs = [t.clone().requires_grad_() for t in case.weights]
+        with threads(2):
+            y, (final,) = scan(case.rec, case.x, case.state, inputs, engine="cpu")
+        close(list(torch.autograd.grad(loss(y, final), inputs)), expected[1:], torch.float64)
+
+    def test_same_threads_same_bits(self, width):
+        case = Case(Recurrence("dmu"), 3, width, [width], batch=64, steps=60)
+        with threads(2):
+            first, second = case.results(torch.float32), case.results(torch.float32)
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+    def test_two_callers_at_once(self, width):
+        case = Case(Recurrence("dmu"), 3, width, [width], batch=64, steps=100)
+        expected, wrong = case.results(torch.float64), []
+
+        def caller():
+            for _ in range(8):
+                actual = case.results(torch.float64)
+                wrong.extend(i for i, (a, e) in enumerate(zip(actual, expected, strict=True)) if not a.allclose(e))
+
+        callers = [threading.Thread(target=caller) for _ in range(3)]
+        for c in callers:
+            c.start()
+        for c in callers:
+            c.join()
+        assert not wrong
+
+    @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+    def test_a_forked_child_computes_the_same(self, width):
+        case = Case(Recurrence("dmu"), 3, width, [width], batch=64, steps=100)
+        with threads(2):
+            expected = case.results(torch.float64)[0]  # the pool is alive when the child is made
+            context = multiprocessing.get_context("fork")
+            receive, send = context.Pipe(duplex=False)
+            child = context.Process(target=in_child, args=(case, send))
+            child.start()
+            assert receive.poll(60), "the child hangs"
+            assert_close(torch.tensor(receive.recv(), dtype=torch.float64).view(expected.shape), expected)
+            child.join()
+
+    def test_a_level_can_be_forced_from_outside(self):
+        code = "from deepmemory.ops import cpu; print(cpu.unavailable())"
+        for level, answer in (("baseline", "None"), ("abacus", "'abacus', but this processor has baseline")):
+            environment = {**os.environ, cpu.LEVEL_VARIABLE: level}
+            done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+            assert answer in done.stdout, done.stderr
+
+
+def test_a_missing_library_is_explained(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu, "__file__", str(tmp_path / "__init__.py"))
+    cpu._library.cache_clear()
+    try:
+        assert "install one and run `pip install" in str(cpu.unavailable())
+        assert cpu.levels() == []
+    finally:
+        monkeypatch.undo()
+        cpu._library.cache_clear()
+    assert cpu.unavailable() is None
+
+
+def in_child(case: Case, send) -> None:
+    with torch.no_grad():
+        for _ in range(3):
+            y, _ = scan(case.rec, case.x, case.state, case.weights, engine="cpu")
+    send.send(y.flatten().tolist())
+
+
+def test_offsets_do_not_overflow():
+    """Element 2**31 of a tensor is reached: rows far apart in an expanded view of little memory."""
+    steps, gap = 3, 2**31 + 7
+    try:
+        storage = torch.empty(2 * gap + 8, dtype=torch.float32)  # touched in three places only
+    except RuntimeError:
+        pytest.skip("17 GB of address space are not to be had here")
+    x = storage.as_strided((steps, 1, 2), (gap, 2, 1))
+    x.copy_(torch.randn(steps, 1, 2))
+    rec = Recurrence("rnn")
+    weights = [w.float() for w in make_weights(rec, 2, 5, [])]
+    h = torch.zeros(1, 5)
+    y, _ = scan(rec, x, (h,), weights, engine="cpu")
+    assert_close(y, plain.scan(rec, x.contiguous(), (h,), weights)[0])
