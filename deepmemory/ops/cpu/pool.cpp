@@ -7,6 +7,7 @@
 #include <thread>
 
 #ifndef _WIN32
+#include <dlfcn.h>
 #include <pthread.h>
 #endif
 
@@ -14,22 +15,34 @@ namespace deepmemory {
 
 namespace {
 
+struct Job {
+  std::atomic<int64_t> next{0};
+  int64_t tasks;
+  void (*work)(void*, int64_t);
+  void* context;
+
+  Job(int64_t t, void (*w)(void*, int64_t), void* c) : tasks(t), work(w), context(c) {}
+
+  static void take_tasks(void* job) {
+    Job& self = *static_cast<Job*>(job);
+    for (int64_t task; (task = self.next.fetch_add(1, std::memory_order_relaxed)) < self.tasks;)
+      self.work(self.context, task);
+  }
+};
+
 class Pool {
  public:
-  std::mutex in_use;  // held by the caller whose tasks are running
+  std::mutex in_use;  // held by the caller whose job is running
 
-  void run(int64_t tasks, int64_t threads, void (*work)(void*, int64_t), void* context) {
+  void run(Job& job, int64_t threads) {
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      work_ = work;
-      context_ = context;
-      tasks_ = tasks;
-      next_.store(0, std::memory_order_relaxed);
-      seats_ = (threads < tasks ? threads : tasks) - 1;
+      job_ = &job;
+      seats_ = threads - 1;
       hire(seats_);
     }
     wake_.notify_all();
-    take_tasks();
+    Job::take_tasks(&job);
     std::unique_lock<std::mutex> lock(mutex_);
     seats_ = 0;  // who has not begun need not begin any more
     idle_.wait(lock, [&] { return busy_ == 0; });
@@ -38,11 +51,8 @@ class Pool {
  private:
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
-  std::atomic<int64_t> next_{0};
-  void (*work_)(void*, int64_t) = nullptr;
-  void* context_ = nullptr;
-  int64_t tasks_ = 0;
-  int64_t seats_ = 0;  // workers that may still join the tasks at hand
+  Job* job_ = nullptr;
+  int64_t seats_ = 0;  // workers that may still join the job at hand
   int64_t busy_ = 0;   // workers that have joined
   int64_t hired_ = 0;
 
@@ -60,46 +70,54 @@ class Pool {
       wake_.wait(lock, [&] { return seats_ > 0; });
       seats_--;
       busy_++;
+      Job* job = job_;
       lock.unlock();
-      take_tasks();
+      Job::take_tasks(job);
       lock.lock();
       if (--busy_ == 0) idle_.notify_one();
     }
   }
-
-  void take_tasks() {
-    for (;;) {
-      const int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
-      if (task >= tasks_) return;
-      work_(context_, task);
-    }
-  }
 };
 
-// Never destroyed: detached workers may outlive the library's other statics at exit.
-std::atomic<Pool*> pool{nullptr};
+// torch's own OpenMP threads, where they can be had: they spin for milliseconds after each of torch's loops, and a
+// thread of ours that wakes meanwhile waits for a core. GOMP_parallel is what GCC's, Intel's and LLVM's runtimes
+// all offer; torch loads its runtime's symbols for everyone to see.
+using OpenMpParallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
-Pool& the_pool() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    pool = new Pool;
-#ifndef _WIN32
-    // A child has none of the threads and whatever state the locks were in: it starts afresh.
-    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+OpenMpParallel find_openmp() {
+#ifdef _WIN32
+  return nullptr;
+#else
+  return reinterpret_cast<OpenMpParallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
 #endif
-  });
-  return *pool;
 }
+
+// Never destroyed: detached workers may outlive the library's other statics at exit.
+std::atomic<Pool*> pool{new Pool};
+
+// A child has none of its parent's threads, and neither our locks nor the OpenMP runtime know it: it starts afresh,
+// with a pool of its own. Registered when the library loads, as torch may have used its threads before we do.
+std::atomic<bool> forked{false};
+#ifndef _WIN32
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+  pool = new Pool;
+  forked = true;
+});
+#endif
 
 }  // namespace
 
 void run_tasks(int64_t tasks, int64_t threads, void (*work)(void*, int64_t), void* context) {
-  if (tasks > 1 && threads > 1) {
-    Pool& shared = the_pool();
+  Job job(tasks, work, context);
+  if (threads > tasks) threads = tasks;
+  if (threads > 1) {
+    static const OpenMpParallel openmp = find_openmp();
+    if (openmp && !forked) return openmp(Job::take_tasks, &job, unsigned(threads), 0);
+    Pool& shared = *pool;
     std::unique_lock<std::mutex> mine(shared.in_use, std::try_to_lock);
-    if (mine.owns_lock()) return shared.run(tasks, threads, work, context);
+    if (mine.owns_lock()) return shared.run(job, threads);
   }
-  for (int64_t task = 0; task < tasks; task++) work(context, task);
+  Job::take_tasks(&job);
 }
 
 }  // namespace deepmemory

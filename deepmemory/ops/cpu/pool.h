@@ -1,4 +1,5 @@
-// A small pool of threads beside torch's: no second OpenMP runtime, and alive after fork().
+// Threads for independent tasks: torch's own OpenMP threads, or in a forked child a small pool of ours.
+// Never a second OpenMP runtime.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +7,8 @@
 namespace deepmemory {
 
 // Calls work(context, 0 ... tasks - 1) on up to `threads` threads, the caller's included, and returns when all
-// are done. Tasks are taken as threads come free; a thread that wakes late finds nothing left to do. While
-// another caller has the pool, the tasks run on the calling thread alone.
+// are done. Tasks are taken as threads come free. While another caller has the pool, the tasks run on the calling
+// thread alone.
 void run_tasks(int64_t tasks, int64_t threads, void (*work)(void* context, int64_t task), void* context);
 
 template <class F>

@@ -95,7 +95,7 @@ def _product(shape: Shape, layout: Plan, left: Tensor, right: Tensor) -> Tensor:
     tiny = lefts * rights <= compiler.MOST_PAIRS and lefts + rights <= TINY
     if not tiny or left.stride(2) != 1 or right.stride(2) != 1:
         return torch.bmm(left.mT, right)
-    splits = max(1, min(256, count // compiler.ROWS_AT_ONCE))
+    splits = min(256, -(-count // compiler.ROWS_AT_ONCE))
     out = left.new_empty(runs, splits, lefts, rights)
     sizes = (*left.stride()[:2], *right.stride()[:2], count, splits, lefts, rights)
     products = compiler.Products(left.data_ptr(), right.data_ptr(), out.data_ptr(), *sizes)

@@ -735,29 +735,23 @@ DEVICE void sum_products_of(const Products& p) {
     float* left = shared_memory;
     float* right = shared_memory + ROWS_AT_ONCE * lefts;
     float sum[MOST_PAIRS / PAIR_THREADS];
-    int left_of[MOST_PAIRS / PAIR_THREADS], right_of[MOST_PAIRS / PAIR_THREADS];
 #pragma unroll
-    for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k) {
-        const int pair = thread_index() + k * PAIR_THREADS;
-        sum[k] = 0.f;
-        left_of[k] = pair < pairs ? pair / rights : 0;
-        right_of[k] = pair < pairs ? pair % rights : 0;
-    }
+    for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k) sum[k] = 0.f;
     for (int64 base = begin; base < end; base += ROWS_AT_ONCE) {
-        for (int i = thread_index(); i < ROWS_AT_ONCE * lefts; i += PAIR_THREADS) {
-            const int64 row = base + i / lefts;
-            left[i] = row < end ? p.left[run * p.left_run + row * p.left_row + i % lefts] : 0.f;
-        }
-        for (int i = thread_index(); i < ROWS_AT_ONCE * rights; i += PAIR_THREADS) {
-            const int64 row = base + i / rights;
-            right[i] = row < end ? p.right[run * p.right_run + row * p.right_row + i % rights] : 0.f;
-        }
+        const int here = end - base < ROWS_AT_ONCE ? int(end - base) : ROWS_AT_ONCE;
+        for (int i = thread_index(); i < here * lefts; i += PAIR_THREADS)
+            left[i] = p.left[run * p.left_run + (base + i / lefts) * p.left_row + i % lefts];
+        for (int i = thread_index(); i < here * rights; i += PAIR_THREADS)
+            right[i] = p.right[run * p.right_run + (base + i / rights) * p.right_row + i % rights];
         block_barrier();
-        for (int row = 0; row < ROWS_AT_ONCE; ++row) {
 #pragma unroll
-            for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k)
-                if (k * PAIR_THREADS < pairs)
-                    sum[k] += left[row * lefts + left_of[k]] * right[row * rights + right_of[k]];
+        for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k) {
+            const int pair = thread_index() + k * PAIR_THREADS;
+            if (pair >= pairs) break;
+            const float* l = left + pair / rights;
+            const float* r = right + pair % rights;
+#pragma unroll 8
+            for (int row = 0; row < here; ++row) sum[k] += l[row * lefts] * r[row * rights];
         }
         block_barrier();
     }

@@ -1,0 +1,544 @@
+"""What happened, crash-safe: studies, runs, epochs and metrics in SQLite, checkpoints in safetensors files.
+
+Everything lies under one folder::
+
+    records.sqlite                     all numbers; reports need nothing else
+    checkpoints/STUDY/runs-0.safetensors   weights and optimiser state, to go on from
+    locks/STUDY.lock                   held by the process that trains the study
+
+An epoch is written to the database first and to the checkpoint after it, so a process killed in
+between repeats that epoch and writes the same numbers again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import sqlite3
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import deepmemory as dm
+from deepmemory.lab.settings import THRESHOLDS, Setting, setting_from_json
+
+SCHEMA_VERSION = 1
+SCHEMA = """
+CREATE TABLE study (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,      -- of the settings
+    settings TEXT NOT NULL,        -- JSON
+    series TEXT NOT NULL,          -- JSON: names of an epoch's values
+    thresholds TEXT NOT NULL       -- JSON: of the validation loss
+);
+CREATE TABLE session (
+    id INTEGER PRIMARY KEY,
+    started TEXT NOT NULL,
+    machine TEXT NOT NULL,         -- JSON: device, engine, versions
+    git TEXT                       -- commit of the code, where it is known
+);
+CREATE TABLE run (
+    id INTEGER PRIMARY KEY,
+    study INTEGER NOT NULL REFERENCES study,
+    seed INTEGER NOT NULL,
+    state TEXT NOT NULL,           -- running, reached, spent or diverged
+    first_under TEXT NOT NULL,     -- JSON: first epoch under each threshold, or null
+    best_epoch INTEGER,
+    test BLOB,                     -- float32: loss and metrics of the best weights
+    seconds REAL NOT NULL,         -- wall time of the group the run trained in
+    session INTEGER NOT NULL REFERENCES session,
+    UNIQUE (study, seed)
+);
+CREATE TABLE epoch (
+    run INTEGER NOT NULL REFERENCES run,
+    epoch INTEGER NOT NULL,        -- from 1
+    "values" BLOB NOT NULL,        -- float32, named in study.series
+    PRIMARY KEY (run, epoch)
+) WITHOUT ROWID;
+"""
+
+RUNNING, REACHED, SPENT, DIVERGED = "running", "reached", "spent", "diverged"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed of a study, as recorded."""
+
+    seed: int
+    state: str
+    first_under: tuple[int | None, ...]  # epoch, for each threshold
+    best_epoch: int | None
+    test: tuple[float, ...] | None  # loss, then metrics
+    seconds: float
+    session: int
+    curves: tuple[tuple[float, ...], ...]  # for each epoch one value per series
+
+
+@dataclass(frozen=True)
+class Study:
+    """One setting and its runs, as recorded."""
+
+    setting: Setting
+    series: tuple[str, ...]
+    thresholds: tuple[float, ...]
+    runs: tuple[Run, ...]
+
+
+class Records:
+    """The database of one output folder. Every change is one transaction; reading changes nothing on disk."""
+
+    def __init__(self, out: Path | str, write: bool = False) -> None:
+        self.out = Path(out)
+        path = self.out / "records.sqlite"
+        if not write and not path.exists():
+            raise FileNotFoundError(f"no records in {self.out}: {path.name} is not there; give --out or train first")
+        if write:
+            self.out.mkdir(parents=True, exist_ok=True)
+        self.write = write
+        mode = "rwc" if write else "ro"
+        self.db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=60, isolation_level=None)
+        if write:
+            self._prepare()
+        version = self.db.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA_VERSION:
+            self.db.close()
+            raise ValueError(
+                f"{path} was written in format {version}, this version reads {SCHEMA_VERSION}; "
+                "use the deepmemory version that wrote it, or another --out"
+            )
+
+    def _prepare(self) -> None:
+        """Readers and one writer at a time, nothing lost when the power goes; tables where there are none."""
+        patiently(lambda: self.db.execute("PRAGMA journal_mode=WAL"))
+        self.db.execute("PRAGMA synchronous=FULL")
+        with self.transaction():
+            if self.db.execute("PRAGMA user_version").fetchone()[0] == 0:
+                for statement in SCHEMA.split(";"):
+                    self.db.execute(statement)
+                self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing, also when the process dies; waits for other writers."""
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+            raise
+        self.db.execute("COMMIT")
+
+    def close(self) -> None:
+        """Leave one file behind that can be copied and kept."""
+        if self.write:
+            with suppress(sqlite3.OperationalError):  # another process is at work and will do it
+                self.db.execute("PRAGMA busy_timeout=0")
+                self.db.execute("PRAGMA journal_mode=DELETE")
+        self.db.close()
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def open_study(self, setting: Setting, series: Sequence[str]) -> int:
+        """The study of these settings, made if it is new; a longer one takes over its number of epochs."""
+        with self.transaction():
+            row = self.db.execute("SELECT id, settings FROM study WHERE key = ?", (setting.key,)).fetchone()
+            if row is None:
+                return self._insert(
+                    "study",
+                    key=setting.key,
+                    settings=setting.to_json(),
+                    series=json.dumps(list(series)),
+                    thresholds=json.dumps(THRESHOLDS),
+                )
+            if setting_from_json(row[1]).epochs < setting.epochs:
+                self.db.execute("UPDATE study SET settings = ? WHERE id = ?", (setting.to_json(), row[0]))
+            return int(row[0])
+
+    def open_session(self, device: str, engine: str) -> int:
+        """Who computes from now on, and with which versions."""
+        machine = {"device": device, "engine": engine, **versions()}
+        with self.transaction():
+            return self._insert("session", started=now(), machine=json.dumps(machine), git=git_commit())
+
+    def begin(self, study: int, seeds: Sequence[int], epoch: int, session: int) -> None:
+        """These runs go on after ``epoch``; whatever was written of later epochs will be computed again."""
+        with self.transaction():
+            for seed in seeds:
+                run = self._run_id(study, seed)
+                if run is None:
+                    nowhere = json.dumps([None] * len(self._measure(study)[1]))
+                    self._insert(
+                        "run", study=study, seed=seed, state=RUNNING, first_under=nowhere, seconds=0.0, session=session
+                    )
+                else:
+                    self.db.execute("DELETE FROM epoch WHERE run = ? AND epoch > ?", (run, epoch))
+                    self.db.execute(
+                        "UPDATE run SET session = ?, first_under = ?, seconds = iif(?, seconds, 0) WHERE id = ?",
+                        (session, json.dumps(self._first_under(study, run)), epoch > 0, run),
+                    )
+
+    def write_epoch(
+        self,
+        study: int,
+        epoch: int,
+        values: Mapping[int, Sequence[float]],
+        states: Mapping[int, str],
+        best_epochs: Mapping[int, int | None],
+        seconds: float,
+    ) -> None:
+        """One epoch of a group of runs: values of each series by seed, and what became of the runs."""
+        with self.transaction():
+            column, thresholds = self._measure(study)
+            for seed, of_run in values.items():
+                run, so_far = self.db.execute(
+                    "SELECT id, first_under FROM run WHERE study = ? AND seed = ?", (study, seed)
+                ).fetchone()
+                first = [
+                    epoch if before is None and of_run[column] < threshold else before
+                    for before, threshold in zip(json.loads(so_far), thresholds, strict=True)
+                ]
+                self.db.execute("INSERT OR REPLACE INTO epoch VALUES (?, ?, ?)", (run, epoch, pack(of_run)))
+                self.db.execute(
+                    "UPDATE run SET state = ?, first_under = ?, best_epoch = ?, test = NULL, seconds = seconds + ? "
+                    "WHERE id = ?",
+                    (states[seed], json.dumps(first), best_epochs[seed], seconds, run),
+                )
+
+    def write_end(self, study: int, states: Mapping[int, str], tests: Mapping[int, Sequence[float] | None]) -> None:
+        """How a group ended: states of its runs and what their best weights measure on the test set."""
+        with self.transaction():
+            for seed, state in states.items():
+                test = tests[seed]
+                self.db.execute(
+                    "UPDATE run SET state = ?, test = ? WHERE study = ? AND seed = ?",
+                    (state, None if test is None else pack(test), study, seed),
+                )
+
+    def _insert(self, table: str, **columns: Any) -> int:
+        marks = ", ".join("?" * len(columns))
+        cursor = self.db.execute(
+            f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values())
+        )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def _run_id(self, study: int, seed: int) -> int | None:
+        row = self.db.execute("SELECT id FROM run WHERE study = ? AND seed = ?", (study, seed)).fetchone()
+        return row and row[0]
+
+    def _measure(self, study: int) -> tuple[int, list[float]]:
+        """Which of an epoch's values is held against which thresholds."""
+        series, thresholds = self.db.execute("SELECT series, thresholds FROM study WHERE id = ?", (study,)).fetchone()
+        return json.loads(series).index("valid_loss"), json.loads(thresholds)
+
+    def _first_under(self, study: int, run: int) -> list[int | None]:
+        column, thresholds = self._measure(study)
+        rows = self.db.execute('SELECT "values" FROM epoch WHERE run = ? ORDER BY epoch', (run,))
+        losses = [unpack(blob)[column] for (blob,) in rows]
+        return first_under(losses, thresholds)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def studies(self) -> list[Study]:
+        """Everything recorded, studies in the order they were begun, runs by seed."""
+        self.db.execute("BEGIN")  # one moment in time, whatever is being written
+        try:
+            keys = [key for (key,) in self.db.execute("SELECT key FROM study ORDER BY id")]
+            return [study for key in keys if (study := self.study(key)) is not None]
+        finally:
+            self.db.execute("COMMIT")
+
+    def study(self, key: str) -> Study | None:
+        """One study by the key of its settings."""
+        row = self.db.execute("SELECT id, settings, series, thresholds FROM study WHERE key = ?", (key,)).fetchone()
+        if row is None:
+            return None
+        study, settings, series, thresholds = row
+        curves: dict[int, list[tuple[float, ...]]] = {}
+        for run, blob in self.db.execute(
+            'SELECT run, "values" FROM epoch JOIN run ON run.id = epoch.run WHERE study = ? ORDER BY run, epoch',
+            (study,),
+        ):
+            curves.setdefault(run, []).append(unpack(blob))
+        runs = [
+            Run(
+                seed,
+                state,
+                tuple(json.loads(under)),
+                best,
+                test and unpack(test),
+                secs,
+                session,
+                tuple(curves.get(run, ())),
+            )
+            for run, seed, state, under, best, test, secs, session in self.db.execute(
+                "SELECT id, seed, state, first_under, best_epoch, test, seconds, session FROM run "
+                "WHERE study = ? ORDER BY seed",
+                (study,),
+            )
+        ]
+        return Study(setting_from_json(settings), tuple(json.loads(series)), tuple(json.loads(thresholds)), tuple(runs))
+
+    def sessions(self) -> dict[int, dict[str, Any]]:
+        """Machine, versions and commit of every session."""
+        rows = self.db.execute("SELECT id, started, machine, git FROM session ORDER BY id")
+        return {key: {"started": started, **json.loads(machine), "git": git} for key, started, machine, git in rows}
+
+    # --- checkpoints and locks -------------------------------------------------------------------
+
+    def checkpoint_folder(self, setting: Setting) -> Path:
+        """Where the checkpoints of a study lie."""
+        return self.out / "checkpoints" / f"{setting.task}-{setting.cell}-{setting.key}"
+
+    def lock(self, setting: Setting, say: Callable[[str], None] = print) -> Any:
+        """Hold a study for this process; waits, and says so, while another process trains it."""
+        return hold_lock(self.out / "locks" / f"{setting.task}-{setting.cell}-{setting.key}.lock", say)
+
+
+def patiently(act: Callable[[], Any], seconds: float = 60.0) -> None:
+    """Try again while another process is in the way; SQLite's own patience does not cover every case."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            act()
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
+
+
+def first_under(losses: Sequence[float], thresholds: Sequence[float]) -> list[int | None]:
+    """First epoch, from 1, whose loss is under each threshold."""
+    return [next((e for e, loss in enumerate(losses, 1) if loss < threshold), None) for threshold in thresholds]
+
+
+def pack(values: Sequence[float]) -> bytes:
+    """Numbers as little-endian float32, NaN included."""
+    packed = array("f", values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack(blob: bytes) -> tuple[float, ...]:
+    """The reverse of :func:`pack`."""
+    packed = array("f")
+    packed.frombytes(blob)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return tuple(packed)
+
+
+@contextmanager
+def hold_lock(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """An exclusive lock that the system frees when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        raise RuntimeError("training needs file locks of the kind Linux and macOS have; on Windows use WSL") from None
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            say(f"waiting: {path.stem} is being trained by {file.read().strip() or 'another process'}")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        file.truncate()
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+    """Write a checkpoint whole or not at all."""
+    from safetensors.torch import save
+
+    data = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"info": json.dumps(info)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors on the CPU and what was noted beside them; runs no code from the file."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["info"])  # noqa: SIM118
+
+
+def best_weights(path: Path, seed: int) -> dict[str, Tensor]:
+    """The state_dict of one run's best epoch, from a checkpoint of several runs."""
+    tensors, info = load_checkpoint(path)
+    if seed not in info["seeds"]:
+        raise ValueError(f"{path} has no run with seed {seed}; it has {info['seeds']}")
+    row = info["seeds"].index(seed)
+    return {name.removeprefix("best."): t[row].clone() for name, t in tensors.items() if name.startswith("best.")}
+
+
+# --- merging --------------------------------------------------------------------------------------
+
+
+def merge(sources: Sequence[Path | str], out: Path | str) -> Records:
+    """Join what several machines recorded into a new folder; the same run twice must tell the same story."""
+    target = Path(out)
+    if (target / "records.sqlite").exists():
+        raise FileExistsError(f"{target} has records already; give --out a new folder")
+    opened = [Records(source) for source in sources]
+    chosen: dict[tuple[str, int], tuple[Records, Study, Run]] = {}
+    studies: dict[str, Study] = {}
+    for records in opened:
+        for study in records.studies():
+            key = study.setting.key
+            known = studies.setdefault(key, study)
+            if (known.series, known.thresholds) != (study.series, study.thresholds):
+                raise ValueError(f"study {key} has other series or thresholds in {records.out} than elsewhere")
+            if study.setting.epochs > known.setting.epochs:
+                studies[key] = study
+            for run in study.runs:
+                other = chosen.get((key, run.seed))
+                if other is not None:
+                    check_same_story(study, run, records.out, other[2], other[0].out)
+                if other is None or progress(run) > progress(other[2]):
+                    chosen[key, run.seed] = (records, study, run)
+    merged = Records(target, write=True)
+    with merged.transaction():
+        _copy_chosen(merged, studies, chosen)
+    for records, study, run in chosen.values():
+        _copy_checkpoint(records, merged, study.setting, run.seed)
+    for records in opened:
+        records.close()
+    merged.db.execute("VACUUM")
+    return merged
+
+
+def progress(run: Run) -> tuple[int, bool]:
+    """How far a run has come."""
+    return len(run.curves), run.test is not None
+
+
+def check_same_story(study: Study, run: Run, where: Path, other: Run, elsewhere: Path) -> None:
+    """Two records of one run may differ in how far they got, in nothing else."""
+    for epoch, (mine, theirs) in enumerate(zip(run.curves, other.curves, strict=False), 1):
+        if pack(mine) != pack(theirs):
+            raise ValueError(
+                f"{study.setting.task}, {study.setting.cell}, seed {run.seed}: {where} and {elsewhere} differ at epoch "
+                f"{epoch}: {mine} and {theirs}. The same seed was trained twice with different results; "
+                "delete one of the two, or train with other seeds (--seed)"
+            )
+    if len(run.curves) == len(other.curves) and None not in (run.test, other.test) and run.test != other.test:
+        raise ValueError(
+            f"{study.setting.task}, {study.setting.cell}, seed {run.seed}: {where} and {elsewhere} differ in the test: "
+            f"{run.test} and {other.test}"
+        )
+
+
+def _copy_chosen(
+    merged: Records, studies: dict[str, Study], chosen: dict[tuple[str, int], tuple[Records, Study, Run]]
+) -> None:
+    sessions: dict[tuple[Path, int], int] = {}
+    ids = {
+        key: merged._insert(
+            "study",
+            key=key,
+            settings=study.setting.to_json(),
+            series=json.dumps(study.series),
+            thresholds=json.dumps(study.thresholds),
+        )
+        for key, study in studies.items()
+    }
+    for (key, seed), (records, _, run) in sorted(chosen.items(), key=lambda item: item[0]):
+        origin = (records.out, run.session)
+        if origin not in sessions:
+            row = records.db.execute(
+                "SELECT started, machine, git FROM session WHERE id = ?", (run.session,)
+            ).fetchone()
+            sessions[origin] = merged._insert("session", started=row[0], machine=row[1], git=row[2])
+        run_id = merged._insert(
+            "run",
+            study=ids[key],
+            seed=seed,
+            state=run.state,
+            first_under=json.dumps(run.first_under),
+            best_epoch=run.best_epoch,
+            test=None if run.test is None else pack(run.test),
+            seconds=run.seconds,
+            session=sessions[origin],
+        )
+        merged.db.executemany(
+            "INSERT INTO epoch VALUES (?, ?, ?)",
+            [(run_id, epoch, pack(values)) for epoch, values in enumerate(run.curves, 1)],
+        )
+
+
+def _copy_checkpoint(records: Records, merged: Records, setting: Setting, seed: int) -> None:
+    """Bring along the file that holds this run, so that the study can go on from the merged folder."""
+    for path in sorted(records.checkpoint_folder(setting).glob("*.safetensors")):
+        target = merged.checkpoint_folder(setting) / path.name
+        if seed in load_checkpoint(path)[1]["seeds"] and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, target)
+
+
+# --- provenance -----------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """Of everything that may change a number."""
+    try:
+        own = metadata.version("deepmemory")
+    except metadata.PackageNotFoundError:
+        own = "not installed"
+    found = {"deepmemory": own, "python": platform.python_version(), "torch": torch.__version__}
+    found["engines"] = " ".join(name for name, engine in dm.engines().items() if engine.available)
+    if torch.cuda.is_available():
+        found["cuda"] = str(torch.version.cuda)
+        found["gpu"] = torch.cuda.get_device_name()
+    found["system"] = f"{platform.system()} {platform.machine()}"
+    return found
+
+
+def git_commit() -> str | None:
+    """Commit of the code that runs, marked + if it was changed since; None outside a checkout."""
+    here = Path(__file__).parent
+
+    def git(*args: str) -> str:
+        return subprocess.run(("git", *args), cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", str(here.parent)).strip()
+        return git("rev-parse", "HEAD").strip() + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def now() -> str:
+    """This moment, UTC."""
+    return datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds")

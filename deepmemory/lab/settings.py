@@ -1,0 +1,168 @@
+"""What can be chosen: one frozen dataclass for a study, one for the machine it runs on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, get_type_hints
+
+CELLS = ("rnn", "lstm", "gru", "rhn", "dmu")
+TASKS = ("adding", "temporal-order", "noisy-sequence")
+ACTIVATIONS = ("leaky_relu", "relu", "tanh", "silu", "gelu")
+NOISES = ("random", "fixed")
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+THRESHOLDS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the validation loss, in the paper's figures
+
+
+def threshold_label(threshold: float) -> str:
+    """1e-2, not 1e-02."""
+    return f"{threshold:.0e}".replace("e-0", "e-")
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with one line of help, shown by the command line."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One study: what is trained on what, and how. Runs of a study differ in their seed alone."""
+
+    task: str = option("adding", f"what to learn: {', '.join(TASKS)}")
+    cell: str = option("dmu", f"kind of recurrent layer: {', '.join(CELLS)}")
+    hidden: tuple[int, ...] = option((5,), "state size of each stacked layer, e.g. 5 or 3,2")
+    transition: tuple[int, ...] = option((), "DMU: widths of the hidden layers of its network, e.g. 5,5; none is n = 1")
+    depth: int = option(1, "RHN: micro-layers per time step")
+    activation: str = option("leaky_relu", f"DMU: of the hidden layers: {', '.join(ACTIVATIONS)}")
+    memory_bias: float = option(3.0, "DMU: added to the bias of z at the start")
+    forget_bias: float = option(2.0, "LSTM: the forget gate's bias at the start, in both bias vectors")
+    lr: float = option(0.01, "Adam's learning rate")
+    module_rate: str = option("formula", "DMU: learning rate of the module: formula (lr / 2n) or a number")
+    weight_decay: float = option(0.0, "L2 penalty, the way Adam (not AdamW) applies it")
+    gamma: float = option(1.0, "the learning rate is multiplied by this after every epoch")
+    batch: int = option(32, "sequences per optimiser step")
+    steps: int = option(200, "optimiser steps per epoch")
+    epochs: int = option(100, "train at most this long; a finished study goes on when this grows")
+    stop_below: float = option(1e-6, "a run stops when its validation loss stays under this")
+    patience: int = option(5, "epochs in a row under stop_below before a run stops")
+    validation: int = option(1000, "fixed sequences measured after every epoch")
+    test: int = option(10000, "fixed sequences measured once, with the best weights")
+    min_length: int = option(100, "time steps of the shortest sequence")
+    max_length: int = option(110, "time steps of the longest sequence")
+    noise: str = option(
+        "random", "noisy-sequence: symbols after the first are drawn each time (random) or once (fixed)"
+    )
+    precision: str = option("32-true", f"of weights and arithmetic: {', '.join(PRECISIONS)}")
+
+    def __post_init__(self) -> None:
+        check_choice("task", self.task, TASKS)
+        check_choice("cell", self.cell, CELLS)
+        check_choice("activation", self.activation, ACTIVATIONS)
+        check_choice("noise", self.noise, NOISES)
+        check_choice("precision", self.precision, PRECISIONS)
+        if self.module_rate != "formula":
+            try:
+                rate = float(self.module_rate)
+            except ValueError:
+                rate = -1.0
+            if not rate > 0:
+                raise ValueError(f"module_rate should be formula or a positive number, got {self.module_rate!r}")
+            object.__setattr__(self, "module_rate", repr(rate))  # 1e-3 and 0.001 are one setting
+        if not self.hidden or min(self.hidden) < 1 or any(width < 1 for width in self.transition):
+            raise ValueError(
+                f"hidden and transition should list positive widths, got {self.hidden} and {self.transition}"
+            )
+        for name in ("depth", "batch", "steps", "epochs", "patience", "validation", "test", "min_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} should be at least 1, got {getattr(self, name)}")
+        for name in ("lr", "gamma", "stop_below"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} should be positive, got {getattr(self, name)}")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay should not be negative, got {self.weight_decay}")
+        if self.max_length < self.min_length:
+            raise ValueError(f"max_length {self.max_length} is shorter than min_length {self.min_length}")
+        if self.task == "noisy-sequence" and self.max_length != self.min_length:
+            raise ValueError(
+                "noisy-sequence has one length: give min_length and max_length the same value, "
+                f"got {self.min_length} and {self.max_length}"
+            )
+        for name, (owner, belongs) in OWNERS.items():
+            if getattr(self, owner) != belongs and getattr(self, name) != DEFAULTS[name]:
+                raise ValueError(
+                    f"{name} belongs to the {owner} {belongs}; leave it out for the {owner} {getattr(self, owner)}"
+                )
+
+    @property
+    def key(self) -> str:
+        """Name of the study: equal for equal settings; how long it trains is left out, so a study can go on."""
+        content = {name: value for name, value in asdict(self).items() if name != "epochs"}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+    def to_json(self) -> str:
+        """All fields, in their order."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a study is computed; none of it is part of what is studied."""
+
+    device: str = option("auto", "cpu, cuda, cuda:1, mps, or auto for the best one there is")
+    engine: str = option("auto", "of the recurrent layers, from deepmemory.engines()")
+    graph: bool = option(True, "on a GPU, capture one training step and replay it")
+    threads: int = option(0, "CPU threads; 0 chooses by the number of runs")
+
+
+def setting_from_json(text: str) -> Setting:
+    """The reverse of :meth:`Setting.to_json`."""
+    return change(Setting(), json.loads(text))
+
+
+def change(setting: Setting, changes: Mapping[str, Any]) -> Setting:
+    """The same setting with some fields changed; values may be given as text."""
+    hints = get_type_hints(Setting)
+    parsed = {}
+    for name, value in changes.items():
+        if name not in hints:
+            raise ValueError(f"unknown setting {name!r}; choose from {', '.join(hints)}")
+        parsed[name] = parse(name, hints[name], value)
+    return replace(setting, **parsed)
+
+
+def parse(name: str, kind: Any, value: Any) -> Any:
+    """One field's value from text or JSON."""
+    try:
+        if kind == tuple[int, ...]:
+            if isinstance(value, str):
+                value = [part for part in value.strip("()[] ").split(",") if part.strip()]
+            return tuple(int(width) for width in value)
+        if kind is int and isinstance(value, float) and value != int(value):
+            raise ValueError
+        return kind(value)
+    except (TypeError, ValueError):
+        expected = "whole numbers separated by commas" if kind == tuple[int, ...] else f"of type {kind.__name__}"
+        raise ValueError(f"{name} should be {expected}, got {value!r}") from None
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+    """The value, or an error that names the choices."""
+    if value not in choices:
+        raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
+    return value
+
+
+# Settings that mean something to one cell or task alone.
+OWNERS = {
+    "transition": ("cell", "dmu"),
+    "activation": ("cell", "dmu"),
+    "memory_bias": ("cell", "dmu"),
+    "module_rate": ("cell", "dmu"),
+    "forget_bias": ("cell", "lstm"),
+    "depth": ("cell", "rhn"),
+    "noise": ("task", "noisy-sequence"),
+}
+DEFAULTS = {f.name: f.default for f in fields(Setting)}
+HELP = {f.name: f.metadata["help"] for cls in (Setting, Machine) for f in fields(cls)}

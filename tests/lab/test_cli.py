@@ -1,0 +1,243 @@
+"""The command, as people and machines use it: run, killed, stopped, run again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from lab.stories import told
+from typer.testing import CliRunner
+
+from deepmemory.lab import cli
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+SMALL = ["--runs", "2", "--engine", "plain", "--device", "cpu"]
+SMALL += [
+    f"--set={change}"
+    for change in ("steps=10", "batch=8", "validation=20", "test=20", "min_length=24", "max_length=30")
+]
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "deepmemory.lab", *map(str, arguments)]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_epoch(process, number):
+    for line in process.stdout:
+        event = json.loads(line)
+        if event["event"] == "epoch" and event["epoch"] >= number:
+            return
+    pytest.fail(process.stderr.read())
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def error_of(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["dmu", *map(str, arguments)])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_killed_and_stopped_it_goes_on_to_the_same_numbers(tmp_path):
+    command = ["paper", "adding", "--cells", "dmu,gru", "--epochs", "6", "--json", *SMALL, "--out"]
+    killed = start(*command, tmp_path / "disturbed")
+    wait_for_epoch(killed, 2)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert killed.returncode == -signal.SIGKILL
+
+    stopped = start(*command, tmp_path / "disturbed")
+    wait_for_epoch(stopped, 4)
+    stopped.send_signal(signal.SIGINT)
+    _, errors = stopped.communicate()
+    assert stopped.returncode == 130
+    assert "every finished epoch is saved. To go on: dmu paper adding" in errors
+
+    # The rest is done by two processes at once, on the same folder.
+    pair = [start(*command, tmp_path / "disturbed") for _ in range(2)]
+    invoke(*command, tmp_path / "undisturbed")
+    for process in pair:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert told(tmp_path / "disturbed") == told(tmp_path / "undisturbed")
+    assert len(told(tmp_path / "disturbed")) == 4
+
+
+def test_paper_prints_both_and_names_the_page(tmp_path):
+    result = invoke("paper", "adding", "--cells", "dmu", "--epochs", 1, *SMALL, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert "adding dmu  epoch 1/1" in result.output
+    assert "DMU significantly outperforms" in result.output
+    page = Path(result.output.split("page: ")[1].strip())
+    assert page == tmp_path / "report" / "index.html"
+    assert page.exists()
+
+
+def test_machines_get_json(tmp_path):
+    result = invoke("paper", "adding", "--cells", "gru", "--epochs", 2, "--json", *SMALL, "--out", tmp_path)
+    events = [json.loads(line) for line in result.output.splitlines()]
+    assert [event["event"] for event in events] == ["epoch", "epoch", "study", "report"]
+    assert events[1]["epoch"] == 2
+    assert events[-1]["pictures"][0]["cells"][0]["runs"] == 2
+
+
+def test_open_readings_change_only_whom_they_concern(tmp_path):
+    short = ["--epochs", 1, "--set=steps=1", "--set=validation=2", "--set=test=2", "--runs", 1, "--engine", "plain"]
+    readings = ["--module-rate", "0.001", "--patience", "1", "--noise", "fixed"]
+    result = invoke(
+        "paper",
+        "adding",
+        "noisy-sequence",
+        "--cells",
+        "gru,dmu",
+        *readings,
+        *short,
+        "--device",
+        "cpu",
+        "--out",
+        tmp_path,
+    )
+    assert result.exit_code == 0
+    from deepmemory.lab.records import Records
+
+    settings = {(s.setting.task, s.setting.cell): s.setting for s in Records(tmp_path).studies()}
+    assert {key: (s.module_rate, s.patience, s.noise) for key, s in settings.items()} == {
+        ("adding", "gru"): ("formula", 1, "random"),
+        ("adding", "dmu"): ("0.001", 1, "random"),
+        ("noisy-sequence", "gru"): ("formula", 1, "fixed"),
+        ("noisy-sequence", "dmu"): ("0.001", 1, "fixed"),
+    }
+
+
+def test_train_takes_any_setting(tmp_path):
+    changes = ["--hidden", "4", "--transition", "6,5", "--activation", "tanh", "--lr", "0.1", "--weight-decay", "1e-4"]
+    sizes = ["--steps", 2, "--epochs", 1, "--validation", 4, "--test", 4, "--min-length", 24, "--max-length", 25]
+    result = invoke(
+        "train",
+        "adding",
+        *changes,
+        *sizes,
+        "--engine",
+        "plain",
+        "--device",
+        "cpu",
+        "--precision",
+        "64-true",
+        "--out",
+        tmp_path,
+    )
+    assert result.exit_code == 0
+    assert f"dmu report --out {tmp_path}" in result.output
+    from deepmemory.lab.records import Records
+
+    (study,) = Records(tmp_path).studies()
+    assert (study.setting.hidden, study.setting.transition, study.setting.lr) == ((4,), (6, 5), 0.1)
+    assert study.setting.precision == "64-true"
+
+
+def test_merge(tmp_path):
+    for out, seed in (("a", 0), ("b", 2)):
+        invoke("paper", "adding", "--cells", "dmu", "--epochs", 1, "--seed", seed, *SMALL, "--out", tmp_path / out)
+    result = invoke("merge", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "c")
+    assert "1 studies, 4 runs" in result.output
+    assert len(told(tmp_path / "c")) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["paper", "ading"], "unknown task 'ading'; choose from adding, temporal-order, noisy-sequence"),
+        (["paper", "--cells", "dmu,tru"], "unknown cell 'tru'; choose from rnn, lstm, gru, rhn, dmu"),
+        (["paper", "--engine", "warp"], "unknown engine 'warp'; choose from auto, plain"),
+        (["paper", "--device", "tpu"], "unknown device 'tpu'; choose from auto, cpu, cuda"),
+        (["paper", "--set", "lr"], "--set takes NAME=VALUE, got 'lr'"),
+        (["paper", "--set", "rate=1"], "unknown setting 'rate'; choose from task, cell"),
+        (["paper", "--tracker", "wandb"], "unknown tracker 'wandb'; choose from none, tensorboard, mlflow"),
+        (["train", "adding", "--cell", "gru", "--depth", "3"], "depth belongs to the cell rhn"),
+        (["report"], "no records in"),
+        (["merge", "nowhere", "--out", "merged"], "no records in nowhere"),
+    ],
+)
+def test_mistakes_are_told_the_choices(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert f"error: {message}" in error_of(monkeypatch, capsys, *arguments)
+
+
+@pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])
+def test_a_tracker_that_is_not_there_is_named(tmp_path, monkeypatch, capsys, tracker):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    error = error_of(monkeypatch, capsys, "paper", "--tracker", tracker, "--out", tmp_path)
+    assert f"tracker {tracker} is not installed: pip install {tracker}" in error
+
+
+def test_a_tracker_gets_every_epoch(tmp_path, monkeypatch):
+    logged = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            assert "adding-dmu" in folder
+
+        def add_scalar(self, *scalar):
+            logged.append(scalar)
+
+        def flush(self):
+            pass
+
+    module = type(sys)("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    arguments = ["--cells", "dmu", "--epochs", 2, "--tracker", "tensorboard", *SMALL, "--out", tmp_path]
+    invoke("paper", "adding", *arguments)
+    assert {(name, epoch) for name, _, epoch in logged} == {
+        (f"{series}/seed-{seed}", epoch)
+        for series in ("train_loss", "valid_loss", "valid_accuracy")
+        for seed in (0, 1)
+        for epoch in (1, 2)
+    }
+
+
+def test_the_live_table_shows_every_study(monkeypatch):
+    from rich.console import Console
+
+    from deepmemory.lab import paper
+    from deepmemory.lab.progress import LiveTable
+    from deepmemory.lab.training import Epoch
+
+    settings = paper.settings(["adding"], ["dmu", "gru"])
+    table = LiveTable()
+    monkeypatch.setattr(table.live, "start", lambda: None)
+    table.plan(settings, range(3))
+    table.epoch(settings[0], Epoch(7, {0: [0.1, 0.005, 1], 1: [0.1, 0.5, 0], 2: [0.1, 5e-5, 1]}, 2.0), 3)
+    with open(os.devnull, "w") as nowhere:
+        console = Console(width=80, record=True, file=nowhere)
+        console.print(table.table())
+        lines = console.export_text().splitlines()
+    dmu = next(line for line in lines if "DMU" in line)
+    assert dmu.split() == ["adding", "DMU", "7/100", "2", "1", "1", "0", "0", "3", "5.0e-03", "0.5"]
+    assert any("of 3 runs" in line for line in lines)
+    assert any("GRU" in line for line in lines)
+    assert any("time left 6:26" in line for line in lines)  # 93 epochs and 100, two seconds each
+
+
+def test_the_library_never_imports_the_lab():
+    code = "import sys, deepmemory; print([name for name in sys.modules if name.startswith('deepmemory.lab')])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("[]", "set()")
+
+
+def test_optional_packages_are_imported_only_where_they_are_used():
+    code = "import sys, deepmemory.lab.cli; print(sys.modules.keys() & {'matplotlib', 'tensorboard', 'mlflow'})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() in ("[]", "set()")

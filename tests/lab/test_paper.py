@@ -1,0 +1,73 @@
+"""The paper's settings and numbers, compared with the paper."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepmemory.lab import paper
+from deepmemory.lab.network import Network, initial_weights, weight_count
+from deepmemory.lab.settings import CELLS
+from deepmemory.lab.tasks import task_of
+
+TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
+
+
+@pytest.mark.parametrize("setting", paper.settings(), ids=lambda s: f"{s.task}-{s.cell}")
+def test_weight_counts_are_the_printed_ones(setting):
+    with_output = setting.task != "noisy-sequence" and (setting.task, setting.cell) != ("adding", "rhn")
+    ours = weight_count(setting, task_of(setting), output_layer=with_output)
+    assert ours == paper.WEIGHT_COUNTS[setting.task][setting.cell]
+
+
+def test_forget_gates_start_at_2_in_both_bias_vectors():
+    network = Network(setting := paper.setting("adding", "lstm"), task_of(setting))
+    for name, bias in network.recurrent.named_parameters():
+        if name.startswith("bias"):
+            assert bias.chunk(4)[1].tolist() == [2.0, 2.0]
+            assert (bias.chunk(4)[0] < 1).all()
+
+
+def test_memory_gates_start_at_3():
+    network = Network(setting := paper.setting("adding", "dmu"), task_of(setting))
+    assert network.recurrent.transition_weights()[-1][1].tolist() == [3.0] * 5 + [0.0] * 5
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_initial_weights_depend_on_the_seed_alone(cell):
+    setting = paper.setting("temporal-order", cell)
+    task = task_of(setting)
+    torch.manual_seed(1)
+    several = initial_weights(setting, task, [4, 5, 6])
+    torch.manual_seed(2)
+    alone = initial_weights(setting, task, [5])
+    for name, weight in alone.items():
+        assert torch.equal(several[name][1], weight[0])
+        assert name.endswith("bias_1_l0") or "bias" in name or not torch.equal(several[name][0], several[name][1])
+
+
+def test_every_task_has_settings_and_claims_for_every_cell():
+    for claims in paper.CLAIMS.values():
+        assert {cell for claim in claims for cell in claim.cells} == set(CELLS)
+
+
+def test_real_data_tables_are_complete():
+    for task in ("polymusic", "natlang", "translation"):
+        for cell in ("rhn", "dmu"):
+            assert tuple(paper.REAL_DATA[task][cell]) == paper.DEPTHS
+
+
+@pytest.mark.skipif(not TABLES.exists(), reason="the paper's tables are not beside this checkout")
+def test_published_numbers_are_the_papers():
+    tables = json.loads(TABLES.read_text())
+    for name, results in paper.RESULTS.items():
+        ours = [
+            {"cell": r.cell, "depth": r.depth, "train": r.train._asdict(), "test": r.test._asdict()}
+            | ({"pair": r.pair} if r.pair else {})
+            for r in results
+        ]
+        assert ours == tables[name]["rows"]
+    assert [r._asdict() for r in paper.PIXEL_MNIST] == tables["pixel_mnist"]["rows"]
+    assert {name: table["metric"] for name, table in tables.items()} == paper.METRICS
+    assert set(paper.RESULTS) | {"pixel_mnist"} == set(tables)

@@ -1,0 +1,51 @@
+"""Settings: what can be changed, and what a mistake is told."""
+
+from dataclasses import replace
+
+import pytest
+
+from deepmemory.lab import paper
+from deepmemory.lab.settings import HELP, Setting, change, setting_from_json
+
+
+def test_every_field_has_one_line_of_help():
+    assert all(text and "\n" not in text for text in HELP.values())
+
+
+def test_text_becomes_the_type_of_the_field():
+    changed = change(Setting(), {"hidden": "3,2", "lr": "1e-3", "epochs": "7", "cell": "gru"})
+    assert (changed.hidden, changed.lr, changed.epochs) == ((3, 2), 0.001, 7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cell": "tru"}, "unknown cell 'tru'; choose from rnn, lstm, gru, rhn, dmu"),
+        ({"task": "add"}, "choose from adding, temporal-order, noisy-sequence"),
+        ({"rate": 1}, "unknown setting 'rate'; choose from task, cell, hidden"),
+        ({"lr": "fast"}, "lr should be of type float, got 'fast'"),
+        ({"lr": -1}, "lr should be positive, got -1"),
+        ({"hidden": "a"}, "hidden should be whole numbers separated by commas"),
+        ({"module_rate": "slow"}, "module_rate should be formula or a positive number"),
+        ({"cell": "gru", "depth": 3}, "depth belongs to the cell rhn; leave it out for the cell gru"),
+        ({"noise": "fixed"}, "noise belongs to the task noisy-sequence"),
+        ({"max_length": 5}, "max_length 5 is shorter than min_length 100"),
+        ({"epochs": 0}, "epochs should be at least 1"),
+    ],
+)
+def test_mistakes_are_told_the_choices(changes, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        change(Setting(), changes)
+
+
+def test_a_setting_survives_its_record():
+    for setting in paper.settings():
+        assert setting_from_json(setting.to_json()) == setting
+
+
+def test_the_key_knows_everything_but_the_number_of_epochs():
+    setting = paper.setting("adding", "dmu")
+    assert replace(setting, epochs=7).key == setting.key
+    assert replace(setting, lr=0.03).key != setting.key
+    assert len({s.key for s in paper.settings()}) == 15
+    assert replace(setting, module_rate="1e-3").key == replace(setting, module_rate="0.001").key
