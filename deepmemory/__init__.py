@@ -1,7 +1,8 @@
 """Deep Memory Update: a recurrent layer with a deep transition, in the place of ``nn.GRU``."""
 
+from deepmemory import gradients
 from deepmemory.nn import DMU, GRU, LSTM, RHN, RNN, DMUCell, RHNCell
 from deepmemory.ops.engines import engines
 from deepmemory.optim import parameter_groups
 
-__all__ = ["DMU", "GRU", "LSTM", "RHN", "RNN", "DMUCell", "RHNCell", "engines", "parameter_groups"]
+__all__ = ["DMU", "GRU", "LSTM", "RHN", "RNN", "DMUCell", "RHNCell", "engines", "gradients", "parameter_groups"]
