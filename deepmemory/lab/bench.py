@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata, util
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import deepmemory as dm
+from deepmemory.ops.engines import FUSED
 
 Model = Callable[[Tensor], Tensor]
 
@@ -77,7 +79,8 @@ def grown(size: str, value: int) -> Shape:
         return replace(GROWTH_FROM, name=name, transition=(GROWTH_FROM.hidden_size,) * (value - 1))
     if size == "hidden_size":
         return replace(GROWTH_FROM, name=name, hidden_size=value, transition=(value,))
-    return replace(GROWTH_FROM, name=name, **{size: value})
+    sizes: dict[str, Any] = {size: value}
+    return replace(GROWTH_FROM, name=name, **sizes)
 
 
 def weights_of(module: nn.Module) -> int:
@@ -111,24 +114,28 @@ class Contestant:
     reference: Callable[[Tensor], tuple[Tensor, list[Tensor]]] | None = None
 
 
-def ours(shape: Shape, cell: str, engine: str, device: str) -> Contestant:
+def ours(shape: Shape, cell: str, engine: str, device: str, recompute: bool = False) -> Contestant:
     """One of our layers on one engine; with several runs, all of them in one call."""
+    hidden = list(shape.transition)
     makers: dict[str, Callable[[str], Any]] = {
-        "DMU": lambda e: dm.DMU(shape.input_size, shape.hidden_size, transition=list(shape.transition), engine=e),
+        "DMU": lambda e: dm.DMU(
+            shape.input_size, shape.hidden_size, transition=hidden, engine=e, recompute=recompute and e == engine
+        ),
         "RHN": lambda e: dm.RHN(shape.input_size, rhn_size(shape), depth=len(shape.transition) + 1, engine=e),
         "GRU": lambda e: dm.GRU(shape.input_size, shape.hidden_size, engine=e),
         "LSTM": lambda e: dm.LSTM(shape.input_size, shape.hidden_size, engine=e),
         "RNN": lambda e: dm.RNN(shape.input_size, shape.hidden_size, engine=e),
     }
     torch.manual_seed(0)
-    name = f"dm.{cell} ({engine})"
+    name = f"dm.{cell} ({engine}{', recompute' if recompute else ''})"
     if shape.runs == 1:
         module = makers[cell](engine).to(device)
         definition = makers[cell]("plain").to(device, torch.float64)
         definition.load_state_dict(module.state_dict())
 
         def reference(x: Tensor) -> tuple[Tensor, list[Tensor]]:
-            y = definition(x.double())[0]
+            with torch.autocast(device, enabled=False):
+                y = definition(x.double())[0]
             return y, list(torch.autograd.grad(y.sum(), list(definition.parameters())))
 
         return Contestant(
@@ -182,9 +189,7 @@ def jax_peer(shape: Shape) -> Callable[[], None] | None:
 
     sizes = [shape.input_size + shape.hidden_size, *shape.transition, 2 * shape.hidden_size]
     key = jax.random.key(0)
-    weights = [
-        (jax.random.normal(key, (i, o)) / math.sqrt(i), jnp.zeros(o)) for i, o in zip(sizes, sizes[1:], strict=False)
-    ]
+    weights = [(jax.random.normal(key, (i, o)) / math.sqrt(i), jnp.zeros(o)) for i, o in pairwise(sizes)]
     x = jax.random.normal(key, (shape.steps, shape.batch, shape.input_size))
 
     def loss(weights: Any, x: Any) -> Any:
@@ -231,22 +236,27 @@ def error_of(contestant: Contestant, x: Tensor) -> float | None:
 
 
 def timings(call: Callable[[], object], device: str, seconds: float) -> dict[str, float]:
-    """Median and quartiles of one call, in milliseconds."""
+    """Median and quartiles of one call, in milliseconds.
 
-    def wait() -> None:
+    A sample is as many calls in a row as fit into 20 ms, ten at most, as in a training loop: on a GPU the host
+    runs ahead and only the end of the sample is waited for.
+    """
+
+    def sample(calls: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
         if device == "cuda":
             torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - begin) / calls
 
     for _ in range(3):
-        call()
-    wait()
+        once = sample(1)
+    calls = max(1, min(10, int(20 / once)))
     samples: list[float] = []
     started = time.perf_counter()
     while len(samples) < 5 or (time.perf_counter() - started < seconds and len(samples) < 200):
-        begin = time.perf_counter()
-        call()
-        wait()
-        samples.append(1e3 * (time.perf_counter() - begin))
+        samples.append(sample(calls))
     low, median, high = statistics.quantiles(samples, n=4)
     return {"median_ms": median, "quartile_1_ms": low, "quartile_3_ms": high, "samples": len(samples)}
 
@@ -288,21 +298,22 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
-def contestants(shape: Shape, device: str, mode: str, cells: list[str], slow: bool) -> list[Contestant]:
+def contestants(shape: Shape, device: str, mode: str, cells: list[str], slow: bool) -> Iterator[Contestant]:
     """Our engines that can do the case, and the peers."""
-    entries = []
     for cell in cells:
         for engine, status in dm.engines().items():
-            if not status.available or (engine == "plain" and not (slow and cell == "DMU")):
+            other_device = engine != "plain" and (engine == "cpu") != (device == "cpu")
+            other_precision = engine == "nvrtc" and mode == "bfloat16"
+            if not status.available or other_device or other_precision:
                 continue
-            if (engine == "cpu") != (device == "cpu") and engine != "plain":
+            if engine == "plain" and not (slow and cell == "DMU"):
                 continue
-            if engine == "nvrtc" and mode == "bfloat16":
-                continue
-            entries.append(ours(shape, cell, engine, device))
-    for kind in ("GRU", "LSTM", "RNN"):
-        entries += [torch_peer(shape, kind, device, equal) for equal in ("weights", "size")]
-    return entries
+            yield ours(shape, cell, engine, device)
+            if cell == "DMU" and engine != "plain" and shape.runs == 1 and len(shape.transition) == 9:
+                yield ours(shape, cell, engine, device, recompute=True)
+    for kind in ("GRU", "LSTM", "RNN") if slow else ("GRU", "LSTM"):
+        for equal in ("weights", "size") if slow else ("weights",):
+            yield torch_peer(shape, kind, device, equal)
 
 
 def bench_shape(
@@ -316,8 +327,8 @@ def bench_shape(
 ) -> list[dict[str, Any]]:
     """Time every contestant at one shape; a wrong result gets no time."""
     generator = torch.Generator(device).manual_seed(1)
-    size = (shape.steps, shape.batch, shape.input_size)
-    size = size if shape.runs == 1 else (shape.runs, *size)
+    runs = [shape.runs] if shape.runs > 1 else []
+    size = [*runs, shape.steps, shape.batch, shape.input_size]
     x = torch.randn(size, generator=generator, device=device).requires_grad_()
     rows = []
     with precision(mode, device):
@@ -341,7 +352,7 @@ def bench_shape(
             rows.append(row)
             say(line(row))
             gc.collect()
-    call = jax_peer(shape) if device == "cpu" and mode == "float32" else None
+    call = jax_peer(shape) if device == "cpu" and mode == "float32" and slow else None
     if call is not None:
         row = {"shape": asdict(shape), "precision": mode, "contestant": "JAX lax.scan of the DMU"}
         rows.append(row | {"forward_backward": timings(call, "cpu", seconds)})
@@ -397,17 +408,110 @@ def bench(
     out: Path,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Time all of it and write one JSON file."""
-    rows = []
+    """Time all of it; the JSON file is written anew after every shape."""
+    result: dict[str, Any] = {"machine": machine(device), "shapes": [], "growth": []}
+    out.parent.mkdir(parents=True, exist_ok=True)
+
+    def add(to: str, rows: list[dict[str, Any]]) -> None:
+        result[to] += rows
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
     for mode in modes:
         for name in shapes:
-            rows += bench_shape(SHAPES[name], device, mode, seconds, cells, slow, say)
-    grown_rows = []
+            everything = slow and mode == "float32"
+            add("shapes", bench_shape(SHAPES[name], device, mode, seconds, cells, everything, say))
     if growth:
         for size, values in GROWTH.items():
             for value in values:
-                grown_rows += bench_shape(grown(size, value), device, modes[0], seconds / 2, ["DMU"], False, say)
-    result = {"machine": machine(device), "shapes": rows, "growth": grown_rows}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1))
+                add("growth", bench_shape(grown(size, value), device, modes[0], seconds / 2, ["DMU"], False, say))
     return result
+
+
+# --- tables and pictures -----------------------------------------------------------------------------------
+
+
+def times(result: dict[str, Any], mode: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Rows of one precision by shape and contestant, where a time was taken."""
+    table: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in result["shapes"]:
+        if row["precision"] == mode and "forward_backward" in row:
+            table.setdefault(row["shape"]["name"], {})[row["contestant"]] = row
+    return table
+
+
+def chosen(rows: dict[str, dict[str, Any]], cell: str = "DMU") -> dict[str, Any]:
+    """Our time at one shape, on the engine that ``engine="auto"`` takes there."""
+    own = (rows.get(f"dm.{cell} ({engine})") for engine in FUSED)
+    return next(row for row in own if row)
+
+
+def described(shape: dict[str, Any]) -> str:
+    """A shape in a few words: input, hidden widths of the transition, state; batch, steps, runs."""
+    hidden = shape["transition"]
+    widths = f"{len(hidden)}x[{hidden[0]}]" if len(hidden) > 1 else f"[{', '.join(map(str, hidden))}]"
+    text = f"{shape['input_size']} {widths} {shape['hidden_size']}, B {shape['batch']}, T {shape['steps']}"
+    return text + (f", {shape['runs']} runs" if shape["runs"] > 1 else "")
+
+
+def speed_table(result: dict[str, Any], mode: str = "float32") -> str:
+    """Forward + backward in ms as Markdown: the Python loop, torch's layers of as many weights, ours, and ratios."""
+    gpu = "gpu" in result["machine"]
+    peers = ("dm.DMU (plain)", "nn.GRU, equal weights", "nn.LSTM, equal weights")
+    header = ["shape", "Python loop", "nn.GRU", "nn.LSTM", "dm.DMU", *(["as CUDA graph"] if gpu else [])]
+    header += ["loop / DMU", "nn.GRU / DMU"]
+    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for name, rows in times(result, mode).items():
+        best = chosen(rows)
+        mine = best["forward_backward"]["median_ms"]
+        others = [rows[peer]["forward_backward"]["median_ms"] if peer in rows else None for peer in peers]
+        cells = [f"`{name}`: {described(best['shape'])}"]
+        cells += [f"{other:.3g}" if other else "-" for other in others]
+        cells.append(f"**{mine:.3g}**")
+        if gpu:
+            cells.append(f"**{best['as_cuda_graph']['median_ms']:.3g}**" if "as_cuda_graph" in best else "-")
+        cells += [f"{other / mine:.3g}" if other else "-" for other in others[:2]]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Time relative to nn.GRU of as many weights at every shape, and how time grows with each size."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    table = times(result, "float32")
+    sizes = [size for size in GROWTH if any(row["shape"]["name"].startswith(size + "=") for row in result["growth"])]
+    figure, axes = plt.subplots(1, 1 + len(sizes), figsize=(4.5 + 2.6 * len(sizes), 3.6), layout="constrained")
+    first = axes[0] if sizes else axes
+    series = {"nn.LSTM": "nn.LSTM, equal weights", "dm.DMU": None}
+    for offset, (label, name) in enumerate(series.items()):
+        ratios = []
+        for rows in table.values():
+            row = rows.get(name) if name else chosen(rows)
+            base = rows["nn.GRU, equal weights"]["forward_backward"]["median_ms"]
+            ratios.append(row["forward_backward"]["median_ms"] / base if row else float("nan"))
+        places = [place + 0.4 * offset - 0.2 for place in range(len(table))]
+        first.barh(places, ratios, 0.38, label=label, color=("#999999", "#0072B2")[offset])
+    first.axvline(1, color="black", linewidth=1)
+    first.set_yticks(range(len(table)), list(table))
+    first.invert_yaxis()
+    first.set_xlabel("time of nn.GRU of as many weights = 1")
+    first.set_title("forward + backward, float32", fontsize=10)
+    first.legend(fontsize=8)
+    for axis, size in zip(axes[1:] if sizes else [], sizes, strict=True):
+        curves: dict[str, list[tuple[int, float]]] = {}
+        for row in result["growth"]:
+            if row["shape"]["name"].startswith(size + "=") and "forward_backward" in row:
+                value = int(row["shape"]["name"].split("=")[1])
+                curves.setdefault(row["contestant"], []).append((value, row["forward_backward"]["median_ms"]))
+        for number, (name, points) in enumerate(sorted(curves.items())):
+            style = ("o-", "s--", "^:", "d-.", "v-")[number % 5]
+            color = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999")[number % 5]
+            axis.loglog(*zip(*points, strict=True), style, label=name, color=color, markersize=4)
+        axis.set_xlabel(size.replace("_", " "))
+        axis.set_ylabel("ms")
+        axis.legend(fontsize=6)
+    figure.savefig(path)
+    plt.close(figure)

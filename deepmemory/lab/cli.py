@@ -19,6 +19,9 @@ app = typer.Typer(
     add_completion=False,
 )
 
+data_app = typer.Typer(help="Public data: what there is, fetching it, checking it.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
 Out = Annotated[Path, typer.Option("--out", help="folder for everything that is written")]
 Runs = Annotated[int, typer.Option(min=1, help="runs of each cell, side by side")]
 Seed = Annotated[int, typer.Option(min=0, help="seed of the first run; the others count up from it")]
@@ -27,6 +30,8 @@ Engine = Annotated[str, typer.Option(help=HELP["engine"])]
 Graph = Annotated[bool, typer.Option("--graph/--no-graph", help=HELP["graph"])]
 Threads = Annotated[int, typer.Option(min=0, help=HELP["threads"])]
 TrackerName = Annotated[str, typer.Option("--tracker", help=f"also log to: {', '.join(TRACKERS)}")]
+Data = Annotated[Path | None, typer.Option("--data", help="folder of local copies; default: $DEEPMEMORY_DATA")]
+DataNames = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="which; default: all")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON lines for machines")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="change any setting; repeatable")]
 
@@ -122,10 +127,10 @@ def train_command(
 @app.command("report")
 def report_command(
     out: Out = Path("runs"),
-    to: Annotated[Path | None, typer.Option(help="folder for page and figures; default: OUT/report")] = None,
+    to: Annotated[Path | None, typer.Option(help="folder for pages and figures; default: OUT/report")] = None,
     json: Json = False,
 ) -> None:
-    """The page, figures and tables of what has been recorded."""
+    """The page (HTML and Markdown), figures and tables of what has been recorded."""
     commands.report(out, to, json)
 
 
@@ -134,8 +139,43 @@ def merge_command(
     sources: Annotated[list[Path], typer.Argument(help="folders with records")],
     out: Annotated[Path, typer.Option("--out", help="a new folder for all of them")],
 ) -> None:
-    """Join what several machines recorded; refuses records that contradict one another."""
+    """Join and pack what several machines recorded; refuses records that contradict one another."""
     commands.merge(sources, out)
+
+
+@app.command("bench")
+def bench_command(
+    device: Device = "auto",
+    shapes: Annotated[str | None, typer.Option(help="separated by commas; left out: all for this device")] = None,
+    precisions: Annotated[str, typer.Option(help="separated by commas: float32, tf32, bfloat16")] = "float32",
+    cells: Annotated[
+        str, typer.Option(help="which of our layers, separated by commas: DMU, RHN, RNN, GRU, LSTM")
+    ] = "DMU",
+    seconds: Annotated[float, typer.Option(min=0, help="for each contestant at each shape")] = 1.0,
+    growth: Annotated[bool, typer.Option(help="also let one size grow at a time")] = False,
+    loop: Annotated[bool, typer.Option(help="time the Python loop too")] = True,
+    out: Out = Path("runs"),
+) -> None:
+    """Speed against peers on this machine; checks every result before it prints a time."""
+    commands.bench(device, shapes, precisions, cells, seconds, growth, loop, out)
+
+
+@data_app.command("list")
+def data_list_command(data: Data = None, json: Json = False) -> None:
+    """What data there is: contents, licence, addresses, and where a copy lies."""
+    commands.data_list(data, json)
+
+
+@data_app.command("fetch")
+def data_fetch_command(names: DataNames = None, data: Data = None, json: Json = False) -> None:
+    """Fetch what is not here into the user's cache, checked; goes on where it was stopped."""
+    commands.data_fetch(names, data, json)
+
+
+@data_app.command("check")
+def data_check_command(names: DataNames = None, data: Data = None, json: Json = False) -> None:
+    """Read what is here as the tasks do, and compare hashes and counts with the registry."""
+    commands.data_check(names, data, json)
 
 
 def main() -> None:

@@ -1,0 +1,109 @@
+"""Sentences in English and another language."""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from deepmemory.lab.data import files, vocabulary
+from deepmemory.lab.data.errors import DataError
+from deepmemory.lab.data.registry import dataset, names_for
+from deepmemory.lab.settings import check_choice
+
+START, END = 0, 1  # numbers of the words that open and close every sentence
+SPECIAL = ("<start>", "<end>")
+PUNCTUATION = frozenset("?.!,¿")  # words of their own; every other sign becomes white space, ¡ too
+LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+LARGEST = 2**26  # numbers in one padded tensor
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences of one language as numbers of words."""
+
+    ids: Tensor  # int64 (N, longest); each row START, words, END, and END again as padding
+    lengths: Tensor  # int64 (N,), START and END counted
+    words: tuple[str, ...]  # word i has number i: the two special ones, then most frequent first, then by code points
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Row i of both languages says the same."""
+
+    language: str
+    foreign: Sentences
+    english: Sentences
+    sha256: str  # of the whole text the pairs were read from: tells releases apart
+
+
+def load_pairs(language: str = "spanish", limit: int | None = None, data: Path | str | None = None) -> Pairs:
+    """Pairs of the first ``limit`` lines (None: of all), which are the shortest; words are counted in these alone."""
+    check_choice("language", language, names_for("translation"))
+    (file,) = dataset(language).files
+    return parse_pairs(files.read(file, data), language, limit)
+
+
+def parse_pairs(raw: bytes, language: str, limit: int | None = None) -> Pairs:
+    """Lines of English, a tab, the other language, and maybe another tab and what is ignored."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"the number of pairs should be at least 1, got {limit}")
+    try:
+        lines = raw.decode("utf-8").removesuffix("\n").split("\n", -1 if limit is None else limit)[:limit]
+    except UnicodeDecodeError as error:
+        raise DataError(f"not a text in UTF-8 ({error.reason} at byte {error.start})") from None
+    if limit is not None and len(lines) < limit:
+        raise DataError(f"{limit} pairs were asked for, the {language} file has {len(lines)}")
+    english, foreign = [], []
+    for number, line in enumerate(lines, 1):
+        columns = line.split("\t", 2)
+        if len(columns) < 2:
+            raise DataError(f"line {number} of the {language} pairs has no tab between two sentences")
+        english.append(split_words(columns[0]))
+        foreign.append(split_words(columns[1]))
+    digest = hashlib.sha256(raw).hexdigest()
+    return Pairs(language, as_sentences(foreign), as_sentences(english), digest)
+
+
+def as_sentences(sentences: list[list[str]]) -> Sentences:
+    """Numbers for all words, one row for each sentence."""
+    counts = Counter(chain.from_iterable(sentences))
+    words = (*SPECIAL, *vocabulary.in_order(counts))
+    numbers = {word: number for number, word in enumerate(words)}
+    lengths = torch.tensor([len(sentence) + 2 for sentence in sentences])
+    longest = int(lengths.max())
+    if len(sentences) * longest > LARGEST:
+        raise DataError(f"{len(sentences)} sentences, one of {longest} words: not the kind of text expected here")
+    ids = torch.full((len(sentences), longest), END)
+    ids[:, 0] = START
+    of_word = (torch.arange(longest) > 0) & (torch.arange(longest) < lengths[:, None] - 1)
+    ids[of_word] = torch.tensor([numbers[word] for word in chain.from_iterable(sentences)], dtype=torch.int64)
+    return Sentences(ids, lengths, words)
+
+
+def split_words(sentence: str) -> list[str]:
+    """Lower-cased, accents stripped, punctuation split off, all other signs dropped.
+
+    >>> split_words("¡Hola! ¿Cómo está usted, Sr. O'Neill?")
+    ['hola', '!', '¿', 'como', 'esta', 'usted', ',', 'sr', '.', 'o', 'neill', '?']
+    """
+    return sentence.translate(_SPELLING).split()
+
+
+class _Spelling(dict[int, str]):
+    """What becomes of each character, worked out when it is first met."""
+
+    def __missing__(self, code: int) -> str:
+        parts = unicodedata.normalize("NFD", chr(code).lower())
+        kept = (part for part in parts if unicodedata.category(part) != "Mn")
+        self[code] = "".join(p if p in LETTERS else f" {p} " if p in PUNCTUATION else " " for p in kept)
+        return self[code]
+
+
+_SPELLING = _Spelling()

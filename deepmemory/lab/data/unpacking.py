@@ -1,0 +1,75 @@
+"""Takes files out of gzip and zip, in memory and within a bound on what comes out."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from pathlib import PurePosixPath
+
+from deepmemory.lab.data.errors import DataError
+
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def inflate(packed: bytes | memoryview, limit: int, wbits: int = zlib.MAX_WBITS) -> tuple[bytes, bytes]:
+    """One whole zlib stream of at most ``limit`` bytes, and what stands after it."""
+    stream = zlib.decompressobj(wbits)
+    try:
+        contents = stream.decompress(packed, limit + 1)
+    except zlib.error as error:
+        raise DataError(f"damaged compressed data ({error})") from None
+    if len(contents) > limit:
+        raise DataError(f"more than the {limit} bytes expected come out of the compressed data")
+    if not stream.eof:
+        raise DataError("the compressed data ends too early")
+    return contents, stream.unused_data
+
+
+def gunzip_if_packed(raw: bytes, limit: int) -> bytes:
+    """What a gzip file holds; anything else as it is."""
+    if not raw.startswith(GZIP_MAGIC):
+        return raw
+    contents, rest = inflate(raw, limit, 16 + zlib.MAX_WBITS)
+    if rest:
+        raise DataError("something stands after the compressed data")
+    return contents
+
+
+def zip_member(raw: bytes, member: str, limit: int) -> bytes:
+    """The one file of that name in a zip, in whatever folder it lies.
+
+    Nothing is written anywhere; an archive with a name that leads out of its folder is refused all the same.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            entries = archive.infolist()
+            for entry in entries:
+                if leads_outside(entry.filename):
+                    raise DataError(f"the archive holds {entry.filename!r}, a name that leads out of its folder")
+            found = [entry for entry in entries if PurePosixPath(entry.filename).name == member and not entry.is_dir()]
+            if len(found) != 1:
+                raise DataError(f"the archive should hold one {member}, it holds {len(found)}")
+            (entry,) = found
+            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise DataError(f"{member} is compressed in a way not read here ({entry.compress_type})")
+            if entry.file_size > limit:
+                raise DataError(f"{member} has {entry.file_size} bytes, at most {limit} are expected")
+            with archive.open(entry) as file:
+                contents = file.read(limit + 1)
+    except (zipfile.BadZipFile, zlib.error, struct.error, EOFError, OSError, RuntimeError, OverflowError) as error:
+        raise DataError(f"not a whole zip archive ({error})") from None
+    except ValueError as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(f"not a whole zip archive ({error})") from None
+    if len(contents) > limit:
+        raise DataError(f"more than the {limit} bytes expected come out of {member}")
+    return contents
+
+
+def leads_outside(name: str) -> bool:
+    """Whether unpacking that name could write outside the folder it is unpacked in."""
+    parts = name.replace("\\", "/").split("/")
+    return parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name
