@@ -9,7 +9,7 @@ test: venv
 	$(VENV)/bin/python -m pytest -n 2
 
 demo: venv
-	$(VENV)/bin/python examples/adding.py
+	$(VENV)/bin/dmu paper adding --cells dmu,gru,lstm --runs 5 --epochs 20 --out runs/demo
 
 venv: $(VENV)/.installed
 

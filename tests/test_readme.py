@@ -1,6 +1,7 @@
 """What the README shows runs."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_the_first_block_trains():
 
 
 def test_every_command_is_checked_here():
-    assert commands() == ["make demo", "make test"]
+    assert commands() == ["make demo", "make test", "dmu bench"]  # the last one in tests/lab/test_bench.py
 
 
 def test_make_test_runs_these_tests():
@@ -56,18 +57,37 @@ def test_make_test_runs_these_tests():
 
 
 def test_make_demo_in_short(tmp_path):
-    _, script = recipe("demo")[-1].split()
-    command = [sys.executable, script, "--epochs", "2", "--runs", "2", "--minutes", "0.05", "--out", str(tmp_path)]
+    program, *arguments = recipe("demo")[-1].split()
+    assert program == ".venv/bin/dmu"
+    assert arguments[-2:] == ["--out", "runs/demo"]
+    shorter = ["--runs", "2", "--epochs", "1", "--set", "steps=2", "--set", "test=20", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "deepmemory.lab", *arguments[:-2], *shorter]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    page = tmp_path / "index.html"
-    assert str(page) in done.stdout
-    text = page.read_text()
-    assert "<svg" in text
-    assert not re.search(r"""(src|href)=["']http""", text)  # self-contained
+    assert done.stdout.splitlines()[-1] == f"page: {tmp_path / 'report' / 'index.html'}"
+    text = (tmp_path / "report" / "index.html").read_text()
     assert all(name in text for name in ("DMU", "GRU", "LSTM"))
-    assert (tmp_path / "demo.svg").stat().st_size > 1000
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_how_close_to_the_paper_is_what_the_records_say():
+    from deepmemory.lab.records import Records
+    from deepmemory.lab.report.markdown import summary
+    from deepmemory.lab.report.tables import pictures
+
+    assert summary(pictures(Records(ROOT / "docs" / "reproduction").studies())) in README
+
+
+def test_the_reproduction_page_is_what_the_records_say(tmp_path):
+    from deepmemory.lab.report import write_report
+
+    kept = ROOT / "docs" / "reproduction"
+    made = write_report(kept, tmp_path).markdown.read_text()
+    written_with = f"dmu report --out {shlex.quote(str(kept))} --to {shlex.quote(str(tmp_path))}"
+    folder = kept.relative_to(ROOT)
+    assert (kept / "synthetic.md").read_text() == made.replace(written_with, f"dmu report --out {folder} --to {folder}")
+    for name in re.findall(r"\((figures/[^)]+)\)", made):
+        assert (kept / name).exists(), name
+    assert (kept / "records.sqlite").stat().st_size < 1.5e6
 
 
 def test_links_lead_somewhere():

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from deepmemory.lab.settings import CELLS, TASKS, Setting, check_choice
 
 RUNS = 51  # of every cell in the synthetic tasks
+EPOCHS = 100  # of every run, at most
 
 # Recurrent block and learning rate of each cell. For rnn, lstm and gru a width per stacked layer; (4, 3) of an
 # rhn is 4 units at recurrence depth 3; (5, 4) of a dmu is one hidden layer of 5 and 4 memory cells.
@@ -103,6 +104,55 @@ CLAIMS: dict[str, tuple[Claim, ...]] = {
         Claim("LSTM performs worse than RNN", "ahead", ("rnn", "lstm")),
     ),
 }
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A setting that the paper leaves open: read one way in the main study, and open to be read another way."""
+
+    name: str
+    field: str  # of Setting; its default is the main study's reading
+    other: str | int  # the value of the other reading
+    labels: tuple[str, str]  # the main reading and the other one, in few words
+    why: str
+    command: str  # that trains the other reading
+    tasks: tuple[str, ...] = TASKS
+    cells: tuple[str, ...] = CELLS
+
+
+READINGS: tuple[Reading, ...] = (
+    Reading(
+        "Learning rate of the DMU module",
+        "module_rate",
+        "0.001",
+        ("lr / 2n", "0.001"),
+        "The text gives lr / 2n, with n the number of linear layers in the module. The launcher of the authors' "
+        "published code sets the table's rate for the output layer alone and leaves the module at its default, 0.001.",
+        "dmu paper --cells dmu --module-rate 0.001",
+        cells=("dmu",),
+    ),
+    Reading(
+        "Noise of the noisy sequence",
+        "noise",
+        "fixed",
+        ("drawn for every sequence", "drawn once"),
+        "The text has the symbols after the first one fixed before the experiment; the authors' published code draws "
+        "them anew for every sequence.",
+        "dmu paper noisy-sequence --noise fixed",
+        tasks=("noisy-sequence",),
+    ),
+    Reading(
+        "Epochs under 1e-6 before a run stops",
+        "patience",
+        1,
+        ("5", "1"),
+        "The text stops a run whose loss is under 1e-6; the authors' published code waits until it has stayed there "
+        "for five epochs. No figure and no count can tell the two apart: at its first epoch under 1e-6 a run is under "
+        "every threshold, and a run that was counted stays counted. What it changes is how long such runs go on, and "
+        "with that their best weights and test loss.",
+        "dmu paper --patience 1",
+    ),
+)
 
 
 @dataclass(frozen=True)

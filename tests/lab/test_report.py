@@ -11,10 +11,10 @@ from itertools import pairwise
 import pytest
 
 from deepmemory.lab import paper
-from deepmemory.lab.records import Records
+from deepmemory.lab.records import Records, first_under
 from deepmemory.lab.report import write_report
 from deepmemory.lab.report.figures import STYLES, spread_out
-from deepmemory.lab.report.tables import counts_by_epoch, pictures, row, verdicts
+from deepmemory.lab.report.tables import compare_readings, counts_by_epoch, pictures, row, verdicts
 from deepmemory.lab.settings import CELLS, TASKS, THRESHOLDS, threshold_label
 
 CHROMIUM = next(
@@ -92,10 +92,79 @@ def test_a_variant_of_one_cell_stands_beside_the_other_cells(recorded):
     assert found[1].studies["gru"] == found[0].studies["gru"]
 
 
+def readings(found):
+    return {comparison.reading.field: comparison for comparison in compare_readings(found)}
+
+
+def test_an_open_reading_stands_beside_the_main_one(recorded):
+    record(recorded, replace(paper.setting("noisy-sequence", "gru"), noise="fixed"), [[5e-3], [0.5]])
+    found = readings(pictures(Records(recorded).studies()))
+    assert [
+        (task, cell, main.under[4], other and other.under[4]) for task, cell, main, other in found["module_rate"].rows
+    ] == [
+        ("adding", "dmu", 4, 1),
+        ("temporal-order", "dmu", 4, None),
+        ("noisy-sequence", "dmu", 4, None),
+    ]
+    noise = {cell: other and other.under for _, cell, _, other in found["noise"].rows}
+    assert noise == {"rnn": None, "lstm": None, "gru": (1, 0, 0, 0, 0), "rhn": None, "dmu": None}
+    assert not found["patience"].recorded
+
+
+def test_readings_of_tasks_that_nobody_trained_are_left_out(tmp_path):
+    record(tmp_path, paper.setting("adding", "dmu"), [[0.5]])
+    found = readings(pictures(Records(tmp_path).studies()))
+    assert list(found) == ["module_rate", "patience"]
+    assert {task for task, *_ in found["patience"].rows} == {"adding"}
+
+
+def test_every_reading_is_a_setting_with_a_command_that_gives_it():
+    from deepmemory.lab.settings import DEFAULTS, change
+
+    for reading in paper.READINGS:
+        for task in reading.tasks:
+            for cell in reading.cells:
+                setting = change(paper.setting(task, cell), {reading.field: reading.other})
+                assert getattr(setting, reading.field) == reading.other != DEFAULTS[reading.field]
+        assert reading.command.endswith(f"--{reading.field.replace('_', '-')} {reading.other}")
+
+
+def test_patience_changes_no_count(recorded):
+    """Runs cut at their first epoch under the last threshold give the same figures."""
+    for study in Records(recorded).studies():
+        for run in study.runs:
+            stop = run.first_under[-1] or len(run.curves)
+            assert first_under([v[1] for v in run.curves[:stop]], THRESHOLDS) == list(run.first_under)
+
+
+def test_the_markdown_page_says_what_was_seen_and_what_was_not_run(recorded):
+    record(recorded, replace(paper.setting("adding", "dmu"), hidden=(7,)), [[5e-3]])
+    text = write_report(recorded).markdown.read_text()
+    assert "| Adding | 0/4 | 0/4 | 3/4 | 0/4 | 4/4 | 4 of 4 |" in text
+    assert "- Temporal order: the paper says “DMU and GRU are similar down to 1e-4”; here DMU 4/4" in text
+    assert "| Adding | DMU | 0.001 | 1/1 (3) | 1/1 (5) | 1/1 (7) | 1/1 (9) | 1/1 (11) |" in text
+    assert "| Temporal order | DMU | 0.001 | not run |" in text
+    assert "“drawn once”: not run. `dmu paper noisy-sequence --noise fixed` runs it." in text
+    assert "### Adding, with hidden = (7,)" in text.split("## Other settings")[1]
+    assert "These are 4 or more runs per cell of at most 100 epochs; the paper has 51 of 100." in text
+    for picture in re.findall(r"\((figures/[^)]+)\)", text):
+        assert (recorded / "report" / picture).exists(), picture
+
+
+def test_a_variant_alone_is_not_taken_for_the_paper(tmp_path):
+    record(tmp_path, replace(paper.setting("adding", "dmu"), steps=10), [[5e-7]])
+    text = write_report(tmp_path).markdown.read_text()
+    assert "No study here has the paper's settings unchanged" in text
+    assert "statements that hold" not in text
+
+
 def test_files_and_their_sameness(tmp_path):
     record(tmp_path, paper.setting("adding", "dmu"), [[0.5, 5e-3, 5e-7], [0.5]])
     first = write_report(tmp_path, tmp_path / "one")
     second = write_report(tmp_path, tmp_path / "two")
+    assert first.markdown.read_text() == second.markdown.read_text().replace(
+        str(tmp_path / "two"), str(tmp_path / "one")
+    )
     assert sorted(path.name for path in first.files) == ["adding.pdf", "adding.png", "adding.svg"]
     for one, two in zip(first.files, second.files, strict=True):
         assert one.read_bytes() == two.read_bytes(), one.name
@@ -109,10 +178,13 @@ def test_curves_are_told_apart_without_colour():
 
 
 def test_labels_never_cover_one_another():
-    placed = spread_out({"a": 0, "b": 0, "c": 0.5, "d": 51}, 4)
-    heights = sorted(placed.values())
+    ends = {"a": 1, "b": 1, "c": 1.5, "d": 30, "e": 50, "f": 51}
+    placed = spread_out(ends, 4, highest=52)
+    heights = [placed[name] for name in ends]
     assert all(high - low >= 4 for low, high in pairwise(heights))
-    assert placed["d"] == 51
+    assert max(heights) <= 52
+    assert placed["d"] == 30
+    assert sum(heights[:3]) == pytest.approx(sum(list(ends.values())[:3]))  # moved up and down alike
 
 
 def test_an_empty_folder_is_told_what_to_do(tmp_path):

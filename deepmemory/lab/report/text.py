@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from deepmemory.lab.report.tables import Picture, row, verdicts
+from deepmemory.lab.report.tables import Picture, count_texts, row, verdicts
 from deepmemory.lab.settings import THRESHOLDS, threshold_label
 
 WORDS = {True: "agrees", False: "differs", None: "open"}
@@ -17,19 +17,14 @@ def print_report(pictures: Sequence[Picture]) -> None:
 
     console = Console()
     for picture in pictures:
-        title = picture.task + (f", with {picture.changes}" if picture.variant else "")
-        counts = Table(title=f"{title}: runs under each threshold (median epoch)", title_justify="left")
+        counts = Table(title=f"{picture.title}: runs under each threshold (median epoch)", title_justify="left")
         counts.add_column("cell")
         for threshold in THRESHOLDS:
             counts.add_column(threshold_label(threshold), justify="right")
         for study in picture.studies.values():
-            numbers = row(study)
             counts.add_row(
                 study.setting.cell.upper(),
-                *(
-                    f"{n}/{numbers.runs}" + (f" ({m:g})" if m is not None else "")
-                    for n, m in zip(numbers.under, numbers.median_epoch, strict=True)
-                ),
+                *count_texts(row(study)),
             )
         console.print(counts)
         claims = Table("paper", "here", "agreement")
