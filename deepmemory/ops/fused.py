@@ -9,7 +9,9 @@ taken through the plain engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from itertools import pairwise
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from deepmemory.ops import engines, plain
 from deepmemory.ops.recurrence import Recurrence
 
 State = tuple[Tensor, ...]
-ORDINARY = (Tensor, torch.nn.Parameter)  # no subclass that wants to see operators
+ORDINARY = (Tensor, torch.nn.Parameter)  # types that want to see no operators
 
 RECOMPUTED_PIECES = 8  # a sequence is cut into this many pieces whose traces are made again, one at a time
 
@@ -34,27 +36,34 @@ def scan(
 ) -> tuple[Tensor, State]:
     """Run a layer on a fused engine, by the cheapest way that keeps track of what is being asked."""
     tensors = (x, *state, *weights)
-    if torch.compiler.is_compiling():
-        save = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        out = scan_op(x, list(state), weights, lengths, *rec, engine, recompute, save)
-    elif in_functorch():
-        if torch.is_grad_enabled():
-            out = Scan.apply(rec, engine, recompute, lengths, *tensors)
-        else:
-            out = scan_op(x, list(state), weights, lengths, *rec, engine, recompute, False)
+    transformed = in_functorch()
+    # A tensor under vmap does not tell whether it requires a gradient.
+    save = torch.is_grad_enabled() and (transformed or any(t.requires_grad for t in tensors))
+    out: Sequence[Tensor]
+    if transformed and save and not torch.compiler.is_compiling():
+        out = Scan.apply(rec, engine, recompute, lengths, *tensors)
+    elif transformed or torch.compiler.is_compiling() or seen_by_others(tensors):
+        out = scan_op(x, state, weights, lengths, *rec, engine, recompute, save)
+    elif save:
+        out = EagerScan.apply(rec, engine, recompute, lengths, *tensors)
     else:
-        save = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-        if not all(type(t) in ORDINARY for t in tensors) or torch._C._len_torch_dispatch_stack():
-            out = scan_op(x, list(state), weights, lengths, *rec, engine, recompute, save)
-        elif save:
-            out = EagerScan.apply(rec, engine, recompute, lengths, *tensors)
-        else:
-            out = run_forward(rec, engine, recompute, False, x, state, weights, lengths)
+        out = run_forward(rec, engine, recompute, False, x, state, weights, lengths)
     return out[0], tuple(out[1 : 1 + rec.states])
 
 
+def seen_by_others(tensors: Sequence[Tensor]) -> bool:
+    """Whether a tensor subclass or a mode wants to see operators."""
+    return not all(type(t) in ORDINARY for t in tensors) or torch._C._len_torch_dispatch_stack() > 0
+
+
 def in_functorch() -> bool:
+    """Whether a transform of ``torch.func`` is under way."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def in_legacy_vmap(t: Tensor | None) -> bool:
+    """Whether this tensor stands for a batch of them in the way of ``torch.autograd``, which has no rules to add."""
+    return t is not None and torch._C._functorch.is_legacy_batchedtensor(t)
 
 
 # --- The operators. Tensors come with or without the leading dimension of runs. ---------------------
@@ -80,19 +89,30 @@ def scan_op(
 
 
 @scan_op.register_fake
-def _(x, state, weights, lengths, cell, activation, bias, reverse, engine, recompute, save):
-    rec = Recurrence(cell, activation, bias, reverse)
+def _(
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    cell: str,
+    activation: str,
+    bias: bool,
+    reverse: bool,
+    engine: str,
+    recompute: bool,
+    save: bool,
+) -> list[Tensor]:
     y = x.new_empty(*x.shape[:-1], state[0].shape[-1])
     shape: tuple[int, ...] = (0,)
     if save:
         xr = x if x.dim() == 4 else x[None]
         if recompute:
-            shape = _boundaries_shape(xr, state)
+            shape = (RECOMPUTED_PIECES, sum(s.numel() for s in state))
         else:
             # Sizes of weights are constants of a model; time and batch may be symbols.
             fixed = [torch.empty([int(n) for n in w.shape], device="meta") for w in weights]
-            shape = engines.FUSED[engine].trace_shape(rec, xr, fixed)
-    return [y, *(torch.empty_like(s, memory_format=torch.contiguous_format) for s in state), x.new_empty(shape)]
+            shape = engines.FUSED[engine].trace_shape(Recurrence(cell, activation, bias, reverse), xr, fixed)
+    return [y, *(_contiguous_like(s) for s in state), x.new_empty(shape)]
 
 
 @torch.library.custom_op("deepmemory::scan_backward", mutates_args=())
@@ -103,7 +123,7 @@ def scan_backward_op(
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
     lengths: Tensor | None,
-    y: Tensor,
+    y: Tensor | None,
     trace: Tensor,
     cell: str,
     activation: str,
@@ -115,44 +135,63 @@ def scan_backward_op(
 ) -> list[Tensor]:
     """Gradients of x, states and weights; an empty tensor where nobody asks."""
     rec = Recurrence(cell, activation, bias, reverse)
-    grads = run_backward(
-        rec, engine, recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, list(needs)
-    )
-    # An operator's results must not share memory, and the fake rule promises them contiguous.
-    return [x.new_empty(0) if g is None else g.clone(memory_format=torch.contiguous_format) for g in grads]
+    grads = run_backward(rec, engine, recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, list(needs))
+    return [x.new_empty(0) if g is None else _on_its_own(g) for g in grads]
+
+
+def _on_its_own(t: Tensor) -> Tensor:
+    """An operator's results must not share memory, and the fake rule promises them contiguous."""
+    alone = t.is_contiguous() and t.untyped_storage().nbytes() == t.numel() * t.element_size()
+    return t if alone else t.clone(memory_format=torch.contiguous_format)
+
+
+def _contiguous_like(t: Tensor) -> Tensor:
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
 @scan_backward_op.register_fake
 def _(
-    grad_y, grad_final, x, state, weights, lengths, y, trace, cell, activation, bias, reverse, engine, recompute, needs
-):
-    return [
-        torch.empty_like(t, memory_format=torch.contiguous_format) if needed else x.new_empty(0)
-        for t, needed in zip((x, *state, *weights), needs, strict=True)
-    ]
+    grad_y: Tensor | None,
+    grad_final: Sequence[Tensor],
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    y: Tensor | None,
+    trace: Tensor,
+    cell: str,
+    activation: str,
+    bias: bool,
+    reverse: bool,
+    engine: str,
+    recompute: bool,
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    tensors = zip((x, *state, *weights), needs, strict=True)
+    return [_contiguous_like(t) if needed else x.new_empty(0) for t, needed in tensors]
 
 
 # --- Autograd of the operator, for compiled graphs. ---------------------------------------------------
 
 
 def _op_setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
-    x, state, weights, lengths, *ctx.spec, ctx.engine, ctx.recompute, _ = inputs
-    y, *final, trace = output
-    ctx.sizes = len(state), len(weights)
+    x, state, weights, lengths, *ctx.spec, ctx.saved = inputs
+    y, *_, trace = output
+    *_, recompute = ctx.spec
+    ctx.states = len(state)
     ctx.needs = [t.requires_grad for t in (x, *state, *weights)]
-    ctx.save_for_backward(x, *state, *weights, lengths, y, trace)
+    ctx.save_for_backward(x, *state, *weights, lengths, None if recompute else y, trace)
 
 
 def _op_backward(ctx: Any, grads: list[Tensor]) -> tuple:
     grad_y, *grad_final, _ = grads
-    states, count = ctx.sizes
     x, *rest, lengths, y, trace = ctx.saved_tensors
-    state, weights = rest[:states], rest[states:]
-    grad = scan_backward_op(
-        grad_y, grad_final, x, state, weights, lengths, y, trace, *ctx.spec, ctx.engine, ctx.recompute, ctx.needs
-    )
-    grad = [g if needed else None for g, needed in zip(grad, ctx.needs, strict=True)]
-    return grad[0], grad[1 : 1 + states], grad[1 + states :], *([None] * 8)
+    state, weights = rest[: ctx.states], rest[ctx.states :]
+    if not ctx.saved:  # a graph that was traced where nobody asked for gradients
+        *_, trace = scan_op(x, state, weights, lengths, *ctx.spec, True)
+    grad = scan_backward_op(grad_y, grad_final, x, state, weights, lengths, y, trace, *ctx.spec, ctx.needs)
+    of_x, *others = (g if needed else None for g, needed in zip(grad, ctx.needs, strict=True))
+    return of_x, others[: ctx.states], others[ctx.states :], *([None] * 8)
 
 
 scan_op.register_autograd(_op_backward, setup_context=_op_setup_context)
@@ -161,38 +200,40 @@ scan_op.register_autograd(_op_backward, setup_context=_op_setup_context)
 # --- Runs as a dimension. -----------------------------------------------------------------------------
 
 
-def _front(tensors: Sequence[Tensor | None], dims: Sequence[int | None], runs: int) -> list[Tensor | None]:
-    """Put the dimension of runs first everywhere; what all runs share is expanded, not copied."""
-    moved = []
-    for t, dim in zip(tensors, dims, strict=True):
-        if t is None:
-            moved.append(None)
-        else:
-            moved.append(t.expand(runs, *t.shape) if dim is None else t.movedim(dim, 0))
-    return moved
+def _runs_first(tensors: Sequence[Tensor | None], dims: Sequence[int | None], runs: int, nested: bool) -> list[Any]:
+    """Put the dimension of runs first everywhere; what all runs share is expanded, not copied.
+
+    Runs of runs are runs: where tensors have a dimension of runs already, (R2, R1, ...) becomes (R2 * R1, ...).
+    """
+
+    def first(t: Tensor, dim: int | None) -> Tensor:
+        t = t.expand(runs, *t.shape) if dim is None else t.movedim(dim, 0)
+        return t.flatten(0, 1) if nested else t
+
+    return [None if t is None else first(t, dim) for t, dim in zip(tensors, dims, strict=True)]
 
 
-def _merge(tensors: Sequence[Tensor | None], nested: bool) -> list[Any]:
-    """Runs of runs are runs: (R2, R1, ...) becomes (R2 * R1, ...)."""
-    return [t.flatten(0, 1) if nested and t is not None else t for t in tensors]
-
-
-def _split(tensors: Sequence[Any], runs: int, nested: bool) -> list[Any]:
-    return [t.unflatten(0, (runs, -1)) if nested and t is not None and t.numel() else t for t in tensors]
+def _split(t: Tensor, runs: int, nested: bool) -> Tensor:
+    """The reverse, for a result."""
+    return t.unflatten(0, (runs, t.shape[0] // runs)) if nested else t
 
 
 @scan_op.register_vmap
-def _(info, in_dims, x, state, weights, lengths, *spec):
-    dx, dstate, dweights, dlengths, *_ = in_dims
-    runs, nested = info.batch_size, x.dim() - (dx is not None) == 4
-    flat = _merge(
-        _front((x, *state, *weights, lengths), (dx, *dstate, *dweights, dlengths), runs),
-        nested,
-    )
-    x, *rest, lengths = flat
-    out = scan_op(x, rest[: len(state)], rest[len(state) :], lengths, *spec)
-    *out, trace = out
-    return [*_split(out, runs, nested), trace], [*([0] * len(out)), None]
+def _(
+    info: Any,
+    in_dims: tuple,
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    *spec: Any,
+) -> tuple[list[Tensor], list[int | None]]:
+    of_x, of_state, of_weights, of_lengths, *_ = in_dims
+    runs, nested, n = info.batch_size, x.dim() - (of_x is not None) == 4, len(state)
+    dims = (of_x, *of_state, *of_weights, of_lengths)
+    x, *rest, lengths = _runs_first((x, *state, *weights, lengths), dims, runs, nested)
+    *out, trace = scan_op(x, rest[:n], rest[n:], lengths, *spec)
+    return [*(_split(t, runs, nested) for t in out), trace], [*([0] * len(out)), None]
 
 
 # --- Eager autograd: thin, and at home under torch.func. ----------------------------------------------
@@ -206,25 +247,40 @@ class EagerScan(torch.autograd.Function):
     """As :class:`Scan`, for ordinary tensors outside of ``torch.func``."""
 
     @staticmethod
-    def forward(ctx: Any, rec: Recurrence, engine: str, recompute: bool, lengths: Tensor | None, *tensors: Tensor):
+    def forward(
+        ctx: Any, rec: Recurrence, engine: str, recompute: bool, lengths: Tensor | None, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        """y, final states, trace."""
         n = 1 + rec.states
         out = run_forward(rec, engine, recompute, True, tensors[0], tensors[1:n], tensors[n:], lengths)
         ctx.rec, ctx.engine, ctx.recompute = rec, engine, recompute
         ctx.mark_non_differentiable(out[-1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, lengths, out[0], out[-1])
+        ctx.save_for_backward(*tensors, lengths, None if recompute else out[0], out[-1])
         return tuple(out)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
-        if torch.is_grad_enabled():  # the result may be differentiated again
+        """None for what is no tensor, then gradients of x, states and weights."""
+        if torch.is_grad_enabled() or in_functorch():  # to be differentiated again, or for many gradients at once
             return Scan.backward(ctx, grad_y, *grads)
+        if any(map(in_legacy_vmap, (grad_y, *grads))):
+            raise RuntimeError(
+                f"{ctx.rec.cell.upper()}: engine={ctx.engine!r} takes no gradients in batches (is_grads_batched=True, "
+                "vectorize=True); use torch.func.jacrev or torch.func.vmap, or engine='plain'"
+            )
         *tensors, lengths, y, trace = ctx.saved_tensors
         n = 1 + ctx.rec.states
         x, state, weights = tensors[0], tensors[1:n], tensors[n:]
         grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[4:])
-        return None, None, None, None, *run_backward(
-            ctx.rec, ctx.engine, ctx.recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, needs
+        return (
+            None,
+            None,
+            None,
+            None,
+            *run_backward(
+                ctx.rec, ctx.engine, ctx.recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, needs
+            ),
         )
 
 
@@ -232,20 +288,25 @@ class Scan(torch.autograd.Function):
     """y, final states and trace of one layer; takes ``(rec, engine, recompute, lengths, x, *state, *weights)``."""
 
     @staticmethod
-    def forward(rec: Recurrence, engine: str, recompute: bool, lengths: Tensor | None, x: Tensor, *rest: Tensor):
+    def forward(
+        rec: Recurrence, engine: str, recompute: bool, lengths: Tensor | None, x: Tensor, *rest: Tensor
+    ) -> tuple[Tensor, ...]:
+        """By the operator: below a transform there may be another."""
         state, weights = rest[: rec.states], rest[rec.states :]
         return tuple(scan_op(x, state, weights, lengths, *rec, engine, recompute, True))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        """Keep what the backward pass takes."""
         ctx.rec, ctx.engine, ctx.recompute, lengths, *tensors = inputs
         y, *_, trace = output
         ctx.mark_non_differentiable(trace)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, lengths, y, trace)
+        ctx.save_for_backward(*tensors, lengths, None if ctx.recompute else y, trace)
 
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
+        """By a function of its own, so that it can be differentiated too."""
         *tensors, lengths, y, trace = ctx.saved_tensors
         state = tensors[1 : 1 + ctx.rec.states]
         grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[4:])
@@ -255,77 +316,118 @@ class Scan(torch.autograd.Function):
         return None, None, None, None, *(g if needed else None for g, needed in zip(grad, needs, strict=True))
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, rec: Recurrence, engine: str, recompute: bool, lengths: Tensor | None, *tensors):
-        runs, nested = info.batch_size, tensors[0].dim() - (in_dims[4] is not None) == 4
-        lengths, *merged = _merge(_front((lengths, *tensors), in_dims[3:], runs), nested)
-        *out, trace = Scan.apply(rec, engine, recompute, lengths, *merged)
+    def vmap(
+        info: Any,
+        in_dims: tuple,
+        rec: Recurrence,
+        engine: str,
+        recompute: bool,
+        lengths: Tensor | None,
+        x: Tensor,
+        *rest: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+        """All runs in one call."""
+        runs, nested = info.batch_size, x.dim() - (in_dims[4] is not None) == 4
+        merged = _runs_first((lengths, x, *rest), in_dims[3:], runs, nested)
+        *out, trace = Scan.apply(rec, engine, recompute, *merged)
         # The trace has no dimension to split: it goes back to this very layer's backward pass, whole.
-        return (*_split(out, runs, nested), trace), (*([0] * len(out)), None)
+        return (*(_split(t, runs, nested) for t in out), trace), (*([0] * len(out)), None)
 
 
 class ScanBackward(torch.autograd.Function):
-    """The backward pass, itself differentiable by way of the plain engine."""
+    """The backward pass, itself differentiable by way of the plain engine.
+
+    Takes ``(rec, engine, recompute, needs, lengths, y, trace, grad_y, *grad_final, x, *state, *weights)``.
+    """
 
     @staticmethod
-    def forward(rec, engine, recompute, needs, lengths, y, trace, grad_y, *tensors):
+    def forward(
+        rec: Recurrence,
+        engine: str,
+        recompute: bool,
+        needs: list[bool],
+        lengths: Tensor | None,
+        y: Tensor | None,
+        trace: Tensor,
+        grad_y: Tensor | None,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """Gradients of x, states and weights, empty where nobody asks."""
         n = rec.states
         grad_final, x, state, weights = tensors[:n], tensors[n], tensors[n + 1 : 2 * n + 1], tensors[2 * n + 1 :]
         return tuple(
-            scan_backward_op(
-                grad_y, grad_final, x, state, weights, lengths, y, trace, *rec, engine, recompute, needs
-            )
+            scan_backward_op(grad_y, grad_final, x, state, weights, lengths, y, trace, *rec, engine, recompute, needs)
         )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.rec, _, _, ctx.needs, lengths, y, _, grad_y, *tensors = inputs
+        """Keep what the pass was computed from; neither y nor trace are variables of it."""
+        ctx.rec, _, _, ctx.needs, lengths, _, _, grad_y, *tensors = inputs
         ctx.mark_non_differentiable(*(g for g, needed in zip(output, ctx.needs, strict=True) if not needed))
-        ctx.save_for_backward(lengths, y if grad_y is None else grad_y, *tensors)
-        ctx.has_grad_y = grad_y is not None
+        ctx.save_for_backward(lengths, grad_y, *tensors)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple:
+        """The derivative of the plain engine's backward pass."""
         lengths, grad_y, *tensors = ctx.saved_tensors
         rec, n = ctx.rec, ctx.rec.states
-        if not ctx.has_grad_y:
-            grad_y = torch.zeros_like(grad_y)
 
-        def first_backward(grad_y: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        def first_backward(grad_y: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
             grad_final, inputs = tensors[:n], tensors[n:]
 
             def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
                 y, final = _plain_runs(rec, inputs[0], inputs[1 : 1 + n], list(inputs[1 + n :]), lengths)
-                return y, *final
+                return final if grad_y is None else (y, *final)
 
-            _, pullback = torch.func.vjp(forward, *inputs)
-            pulled = pullback((grad_y, *grad_final))
+            _, pullback, *_ = torch.func.vjp(forward, *inputs)
+            pulled = pullback(grad_final if grad_y is None else (grad_y, *grad_final))
             return tuple(g for g, needed in zip(pulled, ctx.needs, strict=True) if needed)
 
-        _, pullback = torch.func.vjp(first_backward, grad_y, *tensors)
-        second = pullback(tuple(g for g, needed in zip(grads, ctx.needs, strict=True) if needed))
-        if not ctx.has_grad_y:
-            second = (None, *second[1:])
+        wanted = tuple(g for g, needed in zip(grads, ctx.needs, strict=True) if needed)
+        if grad_y is None:
+            _, pullback, *_ = torch.func.vjp(partial(first_backward, None), *tensors)
+            second = None, *pullback(wanted)
+        else:
+            _, pullback, *_ = torch.func.vjp(first_backward, grad_y, *tensors)
+            second = pullback(wanted)
         return *([None] * 7), *second
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, rec, engine, recompute, needs, lengths, y, trace, grad_y, *tensors):
+    def vmap(
+        info: Any,
+        in_dims: tuple,
+        rec: Recurrence,
+        engine: str,
+        recompute: bool,
+        needs: list[bool],
+        lengths: Tensor | None,
+        y: Tensor | None,
+        trace: Tensor,
+        grad_y: Tensor | None,
+        *tensors: Tensor,
+    ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
+        """All runs in one call."""
         n = rec.states
-        x, dim = tensors[n], in_dims[8 + n]
-        runs, nested = info.batch_size, x.dim() - (dim is not None) == 4
-        dims = (in_dims[4], in_dims[5], *in_dims[7:])
-        lengths, y, grad_y, *merged = _merge(_front((lengths, y, grad_y, *tensors), dims, runs), nested)
+        of_lengths, of_y, of_inputs = in_dims[4], in_dims[5], in_dims[8 + n :]
+        runs, nested = info.batch_size, tensors[n].dim() - (of_inputs[0] is not None) == 4
+        dims = (of_lengths, of_y, *in_dims[7:])
+        lengths, y, grad_y, *merged = _runs_first((lengths, y, grad_y, *tensors), dims, runs, nested)
+        if all(dim is None for dim in (of_lengths, *of_inputs)):
+            # Many gradients of one forward pass, as jacrev wants them: its trace is of one run, so make it for all.
+            y_again, *_, trace = Scan.apply(rec, engine, recompute, lengths, *merged[n:])
+            y = None if recompute else y_again
         out = ScanBackward.apply(rec, engine, recompute, needs, lengths, y, trace, grad_y, *merged)
-        return tuple(_split(out, runs, nested)), tuple(0 if needed else None for needed in needs)
+        grads = (_split(g, runs, nested) if needed else g for g, needed in zip(out, needs, strict=True))
+        return tuple(grads), tuple(0 if needed else None for needed in needs)
 
 
-def _plain_runs(rec: Recurrence, x: Tensor, state: State, weights: list[Tensor], lengths: Tensor | None):
+def _plain_runs(
+    rec: Recurrence, x: Tensor, state: State, weights: list[Tensor], lengths: Tensor | None
+) -> tuple[Tensor, State]:
     if x.dim() == 3:
         return plain.scan(rec, x, state, weights, lengths)
-    runs = torch.vmap(
-        lambda x, state, weights, lengths: plain.scan(rec, x, state, weights, lengths),
-        in_dims=(0, 0, 0, None if lengths is None else 0),
-    )
-    return runs(x, state, weights, lengths)
+    of_lengths = None if lengths is None else 0
+    return torch.vmap(partial(plain.scan, rec), in_dims=(0, 0, 0, of_lengths))(x, state, weights, lengths)
 
 
 # --- One call of an engine, whole or in pieces. -------------------------------------------------------
@@ -361,7 +463,7 @@ def run_backward(
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
     lengths: Tensor | None,
-    y: Tensor,
+    y: Tensor | None,
     trace: Tensor,
     needs: list[bool],
 ) -> list[Tensor | None]:
@@ -370,22 +472,35 @@ def run_backward(
     if one:
         grad_y = None if grad_y is None else grad_y[None]
         lengths = None if lengths is None else lengths[None]
-        x, y = x[None], y[None]
+        x, y = x[None], None if y is None else y[None]
         grad_final, state, weights = ([t[None] for t in ts] for ts in (grad_final, state, weights))
-    grads = _backward(
-        rec, engine, recompute, grad_y, list(grad_final), x, list(state), list(weights), lengths, y, trace, needs
-    )
+    tensors = list(grad_final), x, list(state), list(weights), lengths
+    if recompute:
+        grads = _backward_in_pieces(rec, engines.FUSED[engine], grad_y, *tensors, trace, needs)
+    else:
+        grads = engines.FUSED[engine].backward(rec, grad_y, *tensors, cast(Tensor, y), trace, needs)
     return [None if g is None else g[0] for g in grads] if one else grads
 
 
-def _forward(rec, engine, recompute, save, x, state, weights, lengths):
+def _forward(
+    rec: Recurrence,
+    engine: str,
+    recompute: bool,
+    save: bool,
+    x: Tensor,
+    state: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+) -> tuple[Tensor, list[Tensor], Tensor]:
     """Tensors with runs in front. With ``recompute`` the trace is the state at the start of every piece."""
     run = engines.FUSED[engine]
     if not (recompute and save):
         return run.forward(rec, x, state, weights, lengths, save)
-    outputs, starts, pieces = [], [], _pieces(x.shape[1], rec.reverse)
-    for t0, t1 in pieces:
+    outputs, starts = [], []
+    for t0, t1 in _pieces(x.shape[1], rec.reverse):
         starts.append(torch.cat([s.flatten() for s in state]))
+        if t0 == t1:
+            continue
         y, state, _ = run.forward(rec, x[:, t0:t1], state, weights, _lengths_within(lengths, t0, t1), False)
         outputs.append(y)
     if rec.reverse:
@@ -393,46 +508,49 @@ def _forward(rec, engine, recompute, save, x, state, weights, lengths):
     return torch.cat(outputs, 1), state, torch.stack(starts)
 
 
-def _backward(rec, engine, recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, needs):
-    run = engines.FUSED[engine]
-    if not recompute:
-        return run.backward(rec, grad_y, grad_final, x, state, weights, lengths, y, trace, needs)
+def _backward_in_pieces(
+    rec: Recurrence,
+    run: engines.FusedEngine,
+    grad_y: Tensor | None,
+    grad_final: list[Tensor],
+    x: Tensor,
+    state: list[Tensor],
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    starts: Tensor,
+    needs: list[bool],
+) -> list[Tensor | None]:
+    """Piece by piece, from the one visited last: forward again from its start, then backward."""
     first = 1 + rec.states
-    inner = [needs[0], *([True] * rec.states), *needs[first:]]
-    grads_x, sums, pieces = [], None, _pieces(x.shape[1], rec.reverse)
-    for (t0, t1), start in zip(reversed(pieces), reversed(trace.unbind()), strict=True):
-        within = _lengths_within(lengths, t0, t1)
-        parts = start.split([s.numel() for s in state])
-        at_start = [part.view(s.shape) for part, s in zip(parts, state, strict=True)]
-        y_piece, _, trace_piece = run.forward(rec, x[:, t0:t1], at_start, weights, within, True)
-        grad_piece = None if grad_y is None else grad_y[:, t0:t1]
-        grad_x, *grad = run.backward(
-            rec, grad_piece, grad_final, x[:, t0:t1], at_start, weights, within, y_piece, trace_piece, inner
-        )
-        grad_final = grad[: rec.states]
-        grads_x.append(grad_x)
-        of_weights = grad[rec.states :]
-        sums = of_weights if sums is None else [None if a is None else a + b for a, b in zip(sums, of_weights)]
+    inner = [needs[0], *([True] * rec.states), *needs[first:]]  # states carry the gradient from piece to piece
+    sizes, pieces = [s.numel() for s in state], _pieces(x.shape[1], rec.reverse)
+    of_x: list[Any] = []
+    of_weights: list[Any] = []
+    grad_state: list[Any] = grad_final
+    for (t0, t1), start in zip(reversed(pieces), reversed(starts.unbind()), strict=True):
+        if t0 == t1:
+            continue
+        x_piece, within = x[:, t0:t1], _lengths_within(lengths, t0, t1)
+        at_start = [part.view(s.shape) for part, s in zip(start.split(sizes), state, strict=True)]
+        y_piece, _, trace = run.forward(rec, x_piece, at_start, weights, within, True)
+        gy_piece = None if grad_y is None else grad_y[:, t0:t1]
+        grad = run.backward(rec, gy_piece, grad_state, x_piece, at_start, weights, within, y_piece, trace, inner)
+        of_x.append(grad[0])
+        grad_state, of_piece = grad[1:first], grad[first:]
+        if of_weights:
+            of_piece = [None if a is None else a.add_(b) for a, b in zip(of_weights, of_piece, strict=True)]
+        of_weights = of_piece
     if not rec.reverse:
-        grads_x.reverse()
-    grad_x = torch.cat(grads_x, 1) if needs[0] else None
-    return [grad_x, *(g if needed else None for g, needed in zip(grad_final, needs[1:first])), *(sums or [])]
-
-
-def _piece_length(steps: int) -> int:
-    return max(1, -(-steps // RECOMPUTED_PIECES))
+        of_x.reverse()
+    asked = (g if needed else None for g, needed in zip(grad_state, needs[1:first], strict=True))
+    return [torch.cat(of_x, 1) if needs[0] else None, *asked, *of_weights]
 
 
 def _pieces(steps: int, reverse: bool) -> list[tuple[int, int]]:
-    """Cuts of the time axis in the order in which the recurrence visits them."""
-    length = _piece_length(steps)
-    cuts = [(t0, min(t0 + length, steps)) for t0 in range(0, steps, length)]
+    """Cuts of the time axis in the order in which the recurrence visits them; some are empty in a short sequence."""
+    at = [steps * k // RECOMPUTED_PIECES for k in range(RECOMPUTED_PIECES + 1)]
+    cuts = list(pairwise(at))
     return cuts[::-1] if reverse else cuts
-
-
-def _boundaries_shape(x: Tensor, state: Sequence[Tensor]) -> tuple[int, ...]:
-    length = _piece_length(x.shape[1])
-    return (-(-x.shape[1] // length), sum(s.numel() for s in state))
 
 
 def _lengths_within(lengths: Tensor | None, t0: int, t1: int) -> Tensor | None:

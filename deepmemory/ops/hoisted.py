@@ -28,12 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from deepmemory.ops.recurrence import Recurrence
-
 
 Product = Callable[[Tensor, Tensor], Tensor]  # (R, I, N), (R, I, K) to (R, N, K)
 
@@ -77,7 +77,7 @@ PRECISION_BY_NAME = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # new
 
 def tf32_allowed() -> bool:
     """Whether torch lets cuDNN's recurrent layers use TF32: ours follow the same setting."""
-    rnn = getattr(torch.backends.cudnn, "rnn", None)
+    rnn: Any = getattr(torch.backends.cudnn, "rnn", None)
     if hasattr(rnn, "fp32_precision"):
         return bool(rnn.fp32_precision == "tf32")
     return bool(torch.backends.cudnn.allow_tf32)
@@ -115,10 +115,7 @@ def project(rec: Recurrence, x: Tensor, weights: list[Tensor], lengths: Tensor |
         bias = bias + weights[3]
     flat = without_padding(x, lengths).flatten(1, 2)
     with matmul_like_the_sweep(x.device):
-        if bias is None:
-            out = torch.bmm(flat, weight.mT)
-        else:
-            out = torch.baddbmm(bias[:, None], flat, weight.mT)
+        out = torch.bmm(flat, weight.mT) if bias is None else torch.baddbmm(bias[:, None], flat, weight.mT)
     return out.unflatten(1, x.shape[1:3])
 
 

@@ -1,5 +1,6 @@
 // The C interface that deepmemory/ops/cpu/__init__.py loads.
 #include <atomic>
+#include <cstring>
 #include <new>
 
 #ifdef __linux__
@@ -96,6 +97,7 @@ bool forward(const Call* call) {
   Plan plan(*call);
   plan.share(0);
   if (call->trace) {  // the gradient needs the same tiles, whatever its number of threads
+    std::memset(call->trace, 0, kTraceHeader * (call->is_double ? 8 : 4));
     if (call->is_double)
       *static_cast<double*>(call->trace) = double(plan.tile_rows);
     else

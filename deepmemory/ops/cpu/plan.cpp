@@ -72,10 +72,12 @@ Plan::Plan(const Call& c) : call(c) {
     at.delta = delta;
     delta += at.slots * span(at.width);
   }
+  const i64 used = record;
   if (!lanes) {
     record = odd_lines(record);
     delta = odd_lines(delta);
   }
+  unused = record - used;
 }
 
 void Plan::share(i64 rows_per_tile) {

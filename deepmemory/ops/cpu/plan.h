@@ -76,6 +76,7 @@ struct Plan {
   const Linear* linear;
   i64 layers, linears;
   i64 record, delta;  // elements per row and step (per tile and step in lanes)
+  i64 unused;         // of them at the end of a record
   i64 previous;       // offset of the state before the step in a record of lanes
   i64 tile_rows, tiles, parts;  // rows go in tiles, tiles in parts, a part to a thread; all per run
   i64 chunk;                    // steps between two rounds of products over many rows

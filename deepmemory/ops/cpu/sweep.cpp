@@ -279,6 +279,8 @@ class Sweep {
     P at = record(t);
     if (plan.lanes && call.trace) std::memcpy(at.at + plan.previous, h, sizeof(T) * state_span());
     transition.forward(state_panel(h), state_panel(c), {projected + (t - low) * step_of(ld), row_ld(ld)}, at);
+    if (call.trace && plan.unused)
+      for (i64 r = 0; r < rows; r++) std::memset(at.at + (r + 1) * at.ld - plan.unused, 0, sizeof(T) * plan.unused);
     if (!whole) {
       put_back(h_kept, h, t);
       if (two) put_back(c_kept, c, t);
@@ -296,6 +298,8 @@ class Sweep {
         call.reverse, [&](i64 low, i64 count) { project(low, count); },
         [&](i64 t, i64 low) { forward_step(t, low); }, [](i64, i64) {});
     for (i64 t = longest; t < call.steps; t++) std::memset(y_at(t), 0, sizeof(T) * rows * call.width);
+    // Nobody reads a record of a step that did not happen, but a result of an operator must have a value everywhere.
+    if (call.trace) std::memset(record(longest).at, 0, sizeof(T) * (call.steps - longest) * step_of(plan.record));
     store_state(h, call.state[0].final);
     if (call.cell == deepmemory::kLstm) store_state(c, call.state[1].final);
   }

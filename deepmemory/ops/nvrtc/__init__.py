@@ -44,7 +44,9 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
         return f"it computes in float32, and the input is {x.dtype}"
     if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
         return "it has no LSTM with projections"
-    if max(weight.shape[-2] for weight in weights[1 :: 2 if rec.bias else 1] if weight.dim() >= 2) > 4 * WIDEST:
+    if rec.cell == "rnn" and rec.activation in ("silu", "gelu"):
+        return f"it has no RNN with {rec.activation}: y does not tell the slope"
+    if max(Shape.of(rec, weights).widths) > WIDEST:
         return f"it is written for layers of at most {WIDEST} features"
     return None
 
@@ -57,7 +59,7 @@ def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int,
 @cache
 def _device(index: int) -> tuple[tuple[int, int], int, int, int]:
     """Capability, multiprocessors, bytes of shared memory per block, largest cluster."""
-    properties = torch.cuda.get_device_properties(index)
+    properties: Any = torch.cuda.get_device_properties(index)
     capability = (properties.major, properties.minor)
     largest_cluster = 16 if capability == (9, 0) else 8 if properties.major > 9 else 1
     return capability, properties.multi_processor_count, properties.shared_memory_per_block_optin, largest_cluster

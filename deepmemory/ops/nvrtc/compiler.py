@@ -1,4 +1,4 @@
-"""From ``sweep.cu`` to functions that can be launched: NVRTC, which comes with torch, and the driver, through ctypes."""
+"""From ``sweep.cu`` to kernels that can be launched: NVRTC, which comes with torch, and the driver, through ctypes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 @cache
 def arguments_type(layers: int) -> type[ctypes.Structure]:
     """``struct Arguments`` of ``sweep.cu`` for this many linear layers."""
-    pointers = "projected h0 c0 lengths y h_n c_n trace grad_y deltas grad_h0 grad_c0".split()
     fields: list[tuple[str, type]] = [(name, c_void_p * layers) for name in ("weight", "turned", "bias")]
-    fields += [(name, c_void_p) for name in pointers]
+    fields += [(name, c_void_p) for name in ("projected", "h0", "c0", "lengths", "y", "h_n", "c_n", "trace")]
+    fields += [(name, c_void_p) for name in ("grad_y", "deltas", "grad_h0", "grad_c0")]
     fields += [(name, c_int64) for name in ("steps", "batch", "reverse")]
     return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
 
@@ -33,7 +33,8 @@ class Products(ctypes.Structure):
 
     _fields_: ClassVar = [
         *((name, c_void_p) for name in ("left", "right", "out")),
-        *((name, c_int64) for name in "left_run left_row right_run right_row count splits lefts rights".split()),
+        *((name, c_int64) for name in ("left_run", "left_row", "right_run", "right_row")),
+        *((name, c_int64) for name in ("count", "splits", "lefts", "rights")),
     ]
 
 

@@ -45,11 +45,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Where the weights of one sweep stay, layer by layer, in quads of inputs per warp; the rest is read at every step."""
+    """Where the weights of one sweep stay, layer by layer, in quads of inputs per warp."""
 
     kept: tuple[int, ...]  # in registers
     shared: tuple[int, ...]
-    streamed: tuple[int, ...]
+    streamed: tuple[int, ...]  # in global memory, read at every step
     shared_bytes: int
 
 
