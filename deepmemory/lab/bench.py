@@ -104,54 +104,58 @@ def equal_weights(make: Callable[[int], nn.Module], wanted: int) -> int:
 
 @dataclass
 class Contestant:
-    """Something to be timed: ``run(x)`` gives y, ``leaves`` are what gradients are asked for."""
+    """Something to be timed: ``run(x)`` gives y, ``leaves`` are what gradients are asked for.
+
+    ``error(x)`` is the largest relative error of y and of the weights' gradients against the definition in float64.
+    """
 
     name: str
     run: Model
     leaves: list[Tensor]
     weights: int
     hidden_size: int
-    reference: Callable[[Tensor], tuple[Tensor, list[Tensor]]] | None = None
+    error: Callable[[Tensor], float] | None = None
 
 
 def ours(shape: Shape, cell: str, engine: str, device: str, recompute: bool = False) -> Contestant:
     """One of our layers on one engine; with several runs, all of them in one call."""
-    hidden = list(shape.transition)
-    makers: dict[str, Callable[[str], Any]] = {
-        "DMU": lambda e: dm.DMU(
-            shape.input_size, shape.hidden_size, transition=hidden, engine=e, recompute=recompute and e == engine
-        ),
-        "RHN": lambda e: dm.RHN(shape.input_size, rhn_size(shape), depth=len(shape.transition) + 1, engine=e),
-        "GRU": lambda e: dm.GRU(shape.input_size, shape.hidden_size, engine=e),
-        "LSTM": lambda e: dm.LSTM(shape.input_size, shape.hidden_size, engine=e),
-        "RNN": lambda e: dm.RNN(shape.input_size, shape.hidden_size, engine=e),
-    }
+
+    def make(engine: str, activation: str = "leaky_relu", **options: Any) -> Any:
+        m, d, hidden = shape.input_size, shape.hidden_size, list(shape.transition)
+        if cell == "DMU":
+            return dm.DMU(m, d, transition=hidden, activation=activation, engine=engine, **options)
+        if cell == "RHN":
+            return dm.RHN(m, rhn_size(shape), depth=len(hidden) + 1, engine=engine, **options)
+        return getattr(dm, cell)(m, d, engine=engine, **options)
+
     torch.manual_seed(0)
+    options: dict[str, Any] = {"recompute": recompute, "device": device}
     name = f"dm.{cell} ({engine}{', recompute' if recompute else ''})"
-    if shape.runs == 1:
-        module = makers[cell](engine).to(device)
-        definition = makers[cell]("plain").to(device, torch.float64)
-        definition.load_state_dict(module.state_dict())
+    if shape.runs > 1:
+        modules = [make(engine, **options) for _ in range(shape.runs)]
+        stacked, _ = torch.func.stack_module_state(modules)
+        skeleton = make(engine, device="meta", recompute=recompute)
+        call = torch.vmap(lambda p, x: torch.func.functional_call(skeleton, p, (x,))[0])
+        weights, size = weights_of(modules[0]), modules[0].hidden_size
+        return Contestant(name, lambda x: call(stacked, x), list(stacked.values()), weights, size)
 
-        def reference(x: Tensor) -> tuple[Tensor, list[Tensor]]:
-            with torch.autocast(device, enabled=False):
-                y = definition(x.double())[0]
-            return y, list(torch.autograd.grad(y.sum(), list(definition.parameters())))
+    module = make(engine, **options)
 
-        return Contestant(
-            name,
-            lambda x: module(x)[0],
-            list(module.parameters()),
-            weights_of(module),
-            module.hidden_size,
-            reference,
-        )
-    modules = [makers[cell](engine).to(device) for _ in range(shape.runs)]
-    stacked, _ = torch.func.stack_module_state(modules)
-    skeleton = makers[cell](engine).to("meta")
-    call = torch.vmap(lambda p, x: torch.func.functional_call(skeleton, p, (x,))[0])
+    def error(x: Tensor) -> float:
+        # With tanh: a leaky ReLU whose input rounds to the other side of zero is off by more than any arithmetic.
+        given = make(engine, "tanh", **options)
+        law = make("plain", "tanh", device=device, dtype=torch.float64)
+        law.load_state_dict(given.state_dict())
+        y = given(x)[0]
+        results = [y, *torch.autograd.grad(y.float().sum(), list(given.parameters()))]
+        with torch.autocast(device, enabled=False):
+            y = law(x.double())[0]
+        expected = [y, *torch.autograd.grad(y.sum(), list(law.parameters()))]
+        pairs = zip(results, expected, strict=True)
+        return max(((a.double() - b).norm() / b.norm().clamp(min=1e-30)).item() for a, b in pairs)
+
     return Contestant(
-        name, lambda x: call(stacked, x), list(stacked.values()), weights_of(modules[0]), modules[0].hidden_size
+        name, lambda x: module(x)[0], list(module.parameters()), weights_of(module), module.hidden_size, error
     )
 
 
@@ -221,18 +225,6 @@ def precision(name: str, device: str) -> Iterator[None]:
             yield
     finally:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def error_of(contestant: Contestant, x: Tensor) -> float | None:
-    """Largest relative error of y and the weights' gradients against the definition in float64."""
-    if contestant.reference is None:
-        return None
-    y = contestant.run(x)
-    given = [y, *torch.autograd.grad(y.float().sum(), contestant.leaves)]
-    y, grads = contestant.reference(x)
-    return max(
-        ((a.double() - b).norm() / b.norm().clamp(min=1e-30)).item() for a, b in zip(given, [y, *grads], strict=True)
-    )
 
 
 def timings(call: Callable[[], object], device: str, seconds: float) -> dict[str, float]:
@@ -341,7 +333,7 @@ def bench_shape(
                 "hidden_size": contestant.hidden_size,
             }
             try:
-                row["error"] = error_of(contestant, x)
+                row["error"] = contestant.error(x) if contestant.error else None
                 if row["error"] is not None and not row["error"] < TOLERANCE[mode]:
                     row["wrong"] = f"relative error {row['error']:.1e} is over {TOLERANCE[mode]:.0e}: no time"
                 else:
@@ -439,10 +431,10 @@ def times(result: dict[str, Any], mode: str) -> dict[str, dict[str, dict[str, An
     return table
 
 
-def chosen(rows: dict[str, dict[str, Any]], cell: str = "DMU") -> dict[str, Any]:
+def chosen(rows: dict[str, dict[str, Any]], cell: str = "DMU") -> dict[str, Any] | None:
     """Our time at one shape, on the engine that ``engine="auto"`` takes there."""
-    own = (rows.get(f"dm.{cell} ({engine})") for engine in FUSED)
-    return next(row for row in own if row)
+    own = (rows.get(f"dm.{cell} ({engine})") for engine in (*FUSED, "plain"))
+    return next((row for row in own if row), None)
 
 
 def described(shape: dict[str, Any]) -> str:
@@ -462,6 +454,8 @@ def speed_table(result: dict[str, Any], mode: str = "float32") -> str:
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for name, rows in times(result, mode).items():
         best = chosen(rows)
+        if best is None:
+            continue
         mine = best["forward_backward"]["median_ms"]
         others = [rows[peer]["forward_backward"]["median_ms"] if peer in rows else None for peer in peers]
         cells = [f"`{name}`: {described(best['shape'])}"]
@@ -489,9 +483,9 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for offset, (label, name) in enumerate(series.items()):
         ratios = []
         for rows in table.values():
-            row = rows.get(name) if name else chosen(rows)
-            base = rows["nn.GRU, equal weights"]["forward_backward"]["median_ms"]
-            ratios.append(row["forward_backward"]["median_ms"] / base if row else float("nan"))
+            row, base = rows.get(name) if name else chosen(rows), rows.get("nn.GRU, equal weights")
+            times_of = [r["forward_backward"]["median_ms"] for r in (row, base) if r]
+            ratios.append(times_of[0] / times_of[1] if len(times_of) == 2 else math.nan)
         places = [place + 0.4 * offset - 0.2 for place in range(len(table))]
         first.barh(places, ratios, 0.38, label=label, color=("#999999", "#0072B2")[offset])
     first.axvline(1, color="black", linewidth=1)
