@@ -21,7 +21,7 @@ def commands() -> list[str]:
 
 def recipe(target: str) -> list[str]:
     """What ``make target`` would run once the environment is there."""
-    dry = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    dry = subprocess.run(["make", "--no-print-directory", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
     return dry.stdout.strip().splitlines()
 
 

@@ -468,6 +468,15 @@ def speed_table(result: dict[str, Any], mode: str = "float32") -> str:
     return "\n".join(lines)
 
 
+LOOKS = {  # line and colour of a curve, by how its name begins
+    "dm.DMU (cpu": ("o-", "#0072B2"),
+    "dm.DMU (nvrtc": ("o-", "#0072B2"),
+    "dm.DMU (cuda": ("d-.", "#56B4E9"),
+    "nn.GRU": ("s--", "#D55E00"),
+    "nn.LSTM": ("^:", "#009E73"),
+}
+
+
 def draw(result: dict[str, Any], path: Path) -> None:
     """Time relative to nn.GRU of as many weights at every shape, and how time grows with each size."""
     import matplotlib
@@ -500,10 +509,12 @@ def draw(result: dict[str, Any], path: Path) -> None:
             if row["shape"]["name"].startswith(size + "=") and "forward_backward" in row:
                 value = int(row["shape"]["name"].split("=")[1])
                 curves.setdefault(row["contestant"], []).append((value, row["forward_backward"]["median_ms"]))
-        for number, (name, points) in enumerate(sorted(curves.items())):
-            style = ("o-", "s--", "^:", "d-.", "v-")[number % 5]
-            color = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999")[number % 5]
+        for name, points in sorted(curves.items()):
+            style, color = next(look for start, look in LOOKS.items() if name.startswith(start))
+            style = style if "recompute" not in name else "x"
             axis.loglog(*zip(*points, strict=True), style, label=name, color=color, markersize=4)
+        axis.set_xticks(GROWTH[size], [str(value) for value in GROWTH[size]], fontsize=7)
+        axis.minorticks_off()
         axis.set_xlabel(size.replace("_", " "))
         axis.set_ylabel("ms")
         axis.legend(fontsize=6)
