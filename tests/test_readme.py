@@ -21,7 +21,8 @@ def commands() -> list[str]:
 
 def recipe(target: str) -> list[str]:
     """What ``make target`` would run once the environment is there."""
-    dry = subprocess.run(["make", "--no-print-directory", "-n", target], cwd=ROOT, capture_output=True, text=True, check=True)
+    command = ["make", "--no-print-directory", "-n", target]
+    dry = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return dry.stdout.strip().splitlines()
 
 
