@@ -241,3 +241,11 @@ def test_optional_packages_are_imported_only_where_they_are_used():
     code = "import sys, deepmemory.lab.cli; print(sys.modules.keys() & {'matplotlib', 'tensorboard', 'mlflow'})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() in ("[]", "set()")
+
+
+def test_without_the_labs_packages_the_command_says_what_to_install():
+    hide = "import sys; sys.modules['typer'] = None; from deepmemory.lab.__main__ import main; main()"
+    told = subprocess.run([sys.executable, "-c", hide], capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert "pip install 'deepmemory[lab]'" in told.stderr
+    assert "Traceback" not in told.stderr
