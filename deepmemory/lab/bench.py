@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 import deepmemory as dm
-from deepmemory.ops.engines import FUSED
 
 Model = Callable[[Tensor], Tensor]
 
@@ -433,7 +432,8 @@ def times(result: dict[str, Any], mode: str) -> dict[str, dict[str, dict[str, An
 
 def chosen(rows: dict[str, dict[str, Any]], cell: str = "DMU") -> dict[str, Any] | None:
     """Our time at one shape, on the engine that ``engine="auto"`` takes there."""
-    own = (rows.get(f"dm.{cell} ({engine})") for engine in (*FUSED, "plain"))
+    plain, *fused = dm.engines()  # which lists them in the order of preference
+    own = (rows.get(f"dm.{cell} ({engine})") for engine in (*fused, plain))
     return next((row for row in own if row), None)
 
 

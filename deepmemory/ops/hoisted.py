@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepmemory.ops.plain import without_padding
 from deepmemory.ops.recurrence import Recurrence
 
 Product = Callable[[Tensor, Tensor], Tensor]  # (R, I, N), (R, I, K) to (R, N, K)
@@ -98,14 +99,6 @@ def matmul_like_the_sweep(device: torch.device) -> Iterator[None]:
         yield
     finally:
         setattr(matmul, name, before)
-
-
-def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zero the padding of x (R, T, B, m), where even a NaN may stand."""
-    if lengths is None:
-        return x
-    padding = torch.arange(x.shape[1], device=x.device)[:, None] >= lengths[:, None]
-    return x.masked_fill(padding[..., None], 0)
 
 
 def project(rec: Recurrence, x: Tensor, weights: list[Tensor], lengths: Tensor | None) -> Tensor:

@@ -108,10 +108,10 @@ def scan(
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zero the padding: what stands there, NaN included, must not reach a gradient."""
+    """Zero the padding of x (..., T, B, m): what stands there, NaN included, must not reach a gradient."""
     if lengths is None:
         return x
-    padding = torch.arange(x.shape[0], device=x.device)[:, None] >= lengths
+    padding = torch.arange(x.shape[-3], device=x.device)[:, None] >= lengths[..., None, :]
     return x.masked_fill(padding[..., None], 0)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tolerances import EXACT_FLOAT32
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deepmemory.ops import engines, nvrtc, plain
 from deepmemory.ops.nvrtc import compiler
@@ -16,7 +18,6 @@ from deepmemory.ops.recurrence import Recurrence
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
-TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}  # of float32 against float64, relative to the largest entry
 
 pytestmark = pytest.mark.skipif(
     not GPU and shutil.which("g++") is None, reason="needs a GPU, or g++ to emulate one (see tests/ops/emulate.cpp)"
@@ -120,8 +121,9 @@ def compare(rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=No
     expected = run(plain.scan, torch.float64, "cpu")
     given = run(lambda *args: ops.scan(*args, engine="nvrtc"), torch.float32, DEVICE)
     for index, (a, b) in enumerate(zip(given, expected, strict=True)):
-        atol = TOLERANCE["atol"] * max(1.0, b.abs().max().item())
-        torch.testing.assert_close(a, b, rtol=TOLERANCE["rtol"], atol=atol, msg=lambda m, i=index: f"{i}: {m}")
+        rtol, atol = EXACT_FLOAT32
+        atol *= max(1.0, b.abs().max().item())
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, msg=lambda m, i=index: f"{i}: {m}")
 
 
 REGISTERS, SHARED, GLOBAL, MIXED = range(4)
@@ -207,3 +209,20 @@ def test_every_plan_fits_the_chip(d, hidden, runs):
     layout = plan(shape, runs, 32, multiprocessors=132, shared_limit=232448, largest_cluster=16)
     assert max(layout.shared_bytes) <= 232448
     assert layout.rows <= 16
+
+
+@pytest.mark.parametrize(
+    ("rec", "weights", "dtype", "reason"),
+    [
+        (Recurrence("rnn"), [(4, 3), (4, 4), (4,), (4,)], torch.bfloat16, "float32"),
+        (Recurrence("lstm"), [(16, 3), (16, 2), (16,), (16,), (2, 4)], torch.float32, "projections"),
+        (Recurrence("rnn", "silu"), [(4, 3), (4, 4), (4,), (4,)], torch.float32, "silu"),
+        (Recurrence("dmu", bias=False), [(4096, 3), (4096, 4), (8, 4096)], torch.float32, "2048"),
+    ],
+)
+def test_refuses_what_it_cannot_do_and_says_why(rec, weights, dtype, reason):
+    with FakeTensorMode():
+        x = torch.empty(5, 2, 3, dtype=dtype, device="cuda")
+        assert reason in nvrtc.refuses(rec, x, [torch.empty(shape, dtype=dtype, device="cuda") for shape in weights])
+        fits = [torch.empty(shape, device="cuda") for shape in ((4, 3), (4, 4), (4,), (4,))]
+        assert nvrtc.refuses(Recurrence("rnn"), x.float(), fits) is None
