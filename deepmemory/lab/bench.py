@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import metadata, util
 from itertools import pairwise
 from pathlib import Path
@@ -271,8 +272,18 @@ def measure(contestant: Contestant, x: Tensor, device: str, seconds: float, grap
     if device == "cuda":
         row["peak_mib"] = (torch.cuda.max_memory_allocated() - before) / 2**20
         if graph:
-            row["as_cuda_graph"] = timings(captured(both), device, seconds / 2)
+            try:
+                replay = captured(both)
+            except RuntimeError as error:  # a peer may do what no graph can hold; its eager time stands
+                row["graph_failed"] = described_error(error)
+            else:
+                row["as_cuda_graph"] = timings(replay, device, seconds / 2)
     return row
+
+
+def described_error(error: Exception) -> str:
+    """An exception as one entry of the results."""
+    return f"{type(error).__name__}: {error}"[:400]
 
 
 def captured(call: Callable[[], object]) -> Callable[[], None]:
@@ -282,10 +293,14 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
     with torch.cuda.stream(stream):
         for _ in range(2):
             call()
-    torch.cuda.current_stream().wait_stream(stream)
+    current = torch.cuda.current_stream()
+    current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    finally:
+        torch.cuda.set_stream(current)  # a capture that fails leaves its own stream behind
     return graph.replay
 
 
@@ -314,9 +329,9 @@ def bench_shape(
     seconds: float,
     cells: list[str],
     slow: bool = True,
-    say: Callable[[str], None] = print,
+    done: Callable[[dict[str, Any]], None] = lambda row: print(line(row)),
 ) -> list[dict[str, Any]]:
-    """Time every contestant at one shape; a wrong result gets no time."""
+    """Time every contestant at one shape and hand each result to ``done`` at once; a wrong result gets no time."""
     generator = torch.Generator(device).manual_seed(1)
     runs = [shape.runs] if shape.runs > 1 else []
     size = [*runs, shape.steps, shape.batch, shape.input_size]
@@ -336,18 +351,17 @@ def bench_shape(
                 if row["error"] is not None and not row["error"] < TOLERANCE[mode]:
                     row["wrong"] = f"relative error {row['error']:.1e} is over {TOLERANCE[mode]:.0e}: no time"
                 else:
-                    graph = contestant.name.startswith("dm.") and "plain" not in contestant.name
-                    row |= measure(contestant, x, device, seconds, graph)
+                    row |= measure(contestant, x, device, seconds, graph="plain" not in contestant.name)
             except Exception as error:
-                row["failed"] = f"{type(error).__name__}: {error}"[:400]
+                row["failed"] = described_error(error)
             rows.append(row)
-            say(line(row))
+            done(row)
             gc.collect()
     call = jax_peer(shape) if device == "cpu" and mode == "float32" and slow else None
     if call is not None:
         row = {"shape": asdict(shape), "precision": mode, "contestant": "JAX lax.scan of the DMU"}
         rows.append(row | {"forward_backward": timings(call, "cpu", seconds)})
-        say(line(rows[-1]))
+        done(rows[-1])
     return rows
 
 
@@ -361,6 +375,8 @@ def line(row: dict[str, Any]) -> str:
         text += f"   forward {row['forward']['median_ms']:8.3f}"
     if "as_cuda_graph" in row:
         text += f"   graph {row['as_cuda_graph']['median_ms']:8.3f}"
+    if "graph_failed" in row:
+        text += f"   no graph: {row['graph_failed']}"
     return text
 
 
@@ -399,22 +415,28 @@ def bench(
     out: Path,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Time all of it; the JSON file is written anew after every shape."""
+    """Time all of it; the JSON file is there from the start and whole after every single result."""
     result: dict[str, Any] = {"machine": machine(device), "shapes": [], "growth": []}
     out.parent.mkdir(parents=True, exist_ok=True)
 
-    def add(to: str, rows: list[dict[str, Any]]) -> None:
-        result[to] += rows
-        out.write_text(json.dumps(result, indent=1) + "\n")
+    def keep(to: str, row: dict[str, Any] | None = None) -> None:
+        if row is not None:
+            result[to].append(row)
+            say(line(row))
+        unfinished = out.with_name(out.name + ".part")  # a cut while writing leaves the last whole file
+        unfinished.write_text(json.dumps(result, indent=1) + "\n")
+        unfinished.replace(out)
 
+    keep("shapes")
     for mode in modes:
         for name in shapes:
             everything = slow and mode == "float32"
-            add("shapes", bench_shape(SHAPES[name], device, mode, seconds, cells, everything, say))
+            bench_shape(SHAPES[name], device, mode, seconds, cells, everything, partial(keep, "shapes"))
     if growth:
         for size, values in GROWTH.items():
             for value in values:
-                add("growth", bench_shape(grown(size, value), device, modes[0], seconds / 2, ["DMU"], False, say))
+                done = partial(keep, "growth")
+                bench_shape(grown(size, value), device, modes[0], seconds / 2, ["DMU"], False, done)
     return result
 
 
@@ -446,24 +468,40 @@ def described(shape: dict[str, Any]) -> str:
 
 
 def speed_table(result: dict[str, Any], mode: str = "float32") -> str:
-    """Forward + backward in ms as Markdown: the Python loop, torch's layers of as many weights, ours, and ratios."""
-    gpu = "gpu" in result["machine"]
+    """Forward + backward in ms as Markdown: the Python loop, torch's layers of as many weights, ours, and ratios.
+
+    On a GPU also ours as CUDA graph, and the others where they were captured, too.
+    """
+    gpu, table = "gpu" in result["machine"], times(result, mode)
     peers = ("dm.DMU (plain)", "nn.GRU, equal weights", "nn.LSTM, equal weights")
+    captured_too = any("as_cuda_graph" in rows.get(peer, {}) for rows in table.values() for peer in peers)
     header = ["shape", "Python loop", "nn.GRU", "nn.LSTM", "dm.DMU", *(["as CUDA graph"] if gpu else [])]
     header += ["loop / DMU", "nn.GRU / DMU"]
+    if captured_too:
+        header += ["nn.GRU as CUDA graph", "nn.LSTM as CUDA graph", "nn.GRU / DMU as CUDA graphs"]
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
-    for name, rows in times(result, mode).items():
+
+    def median(row: dict[str, Any] | None, way: str) -> float | None:
+        return row[way]["median_ms"] if row and way in row else None
+
+    def written(value: float | None, bold: bool = False) -> str:
+        return "-" if value is None else f"**{value:.3g}**" if bold else f"{value:.3g}"
+
+    def ratio(other: float | None, mine: float | None) -> float | None:
+        return other / mine if other and mine else None
+
+    for name, rows in table.items():
         best = chosen(rows)
         if best is None:
             continue
-        mine = best["forward_backward"]["median_ms"]
-        others = [rows[peer]["forward_backward"]["median_ms"] if peer in rows else None for peer in peers]
-        cells = [f"`{name}`: {described(best['shape'])}"]
-        cells += [f"{other:.3g}" if other else "-" for other in others]
-        cells.append(f"**{mine:.3g}**")
-        if gpu:
-            cells.append(f"**{best['as_cuda_graph']['median_ms']:.3g}**" if "as_cuda_graph" in best else "-")
-        cells += [f"{other / mine:.3g}" if other else "-" for other in others[:2]]
+        mine, mine_captured = median(best, "forward_backward"), median(best, "as_cuda_graph")
+        others = [median(rows.get(peer), "forward_backward") for peer in peers]
+        cells = [f"`{name}`: {described(best['shape'])}", *map(written, others), written(mine, bold=True)]
+        cells += [written(mine_captured, bold=True)] if gpu else []
+        cells += [written(ratio(other, mine)) for other in others[:2]]
+        if captured_too:
+            others_captured = [median(rows.get(peer), "as_cuda_graph") for peer in peers[1:]]
+            cells += [*map(written, others_captured), written(ratio(others_captured[0], mine_captured))]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple, Protocol, cast
 
@@ -16,8 +17,9 @@ class FusedEngine(Protocol):
     """What a module under ``deepmemory.ops`` must offer to be an engine.
 
     Tensors carry a leading dimension of R runs, each with its own weights: x (R, T, B, m), each state
-    (R, B, d), weights (R, ...), lengths (R, B) int64 or None. ``trace`` is the engine's own record of
-    the forward sweep, of the shape ``trace_shape`` tells; nobody else looks inside.
+    (R, B, d), weights (R, ...), lengths (R, B) int64 or None. All come without it where there is one run,
+    x (T, B, m) and so on, and so do the results. ``trace`` is the engine's own record of the forward sweep,
+    of the shape ``trace_shape`` tells; nobody else looks inside.
     """
 
     def unavailable(self) -> str | None:
@@ -45,7 +47,7 @@ class FusedEngine(Protocol):
         self,
         rec: Recurrence,
         grad_y: Tensor | None,
-        grad_final: list[Tensor],
+        grad_final: Sequence[Tensor | None],
         x: Tensor,
         state: list[Tensor],
         weights: list[Tensor],
@@ -54,7 +56,9 @@ class FusedEngine(Protocol):
         trace: Tensor,
         needs: list[bool],
     ) -> list[Tensor | None]:
-        """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
+        """Gradients of x, each state and each weight, None where ``needs`` says nobody asks.
+
+        ``grad_y`` and entries of ``grad_final`` are None where no gradient comes in."""
 
 
 # In order of preference. Each engine refuses what it cannot do, so the order is all the rule there is: where an engine

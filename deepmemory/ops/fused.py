@@ -105,13 +105,12 @@ def _(
     y = x.new_empty(*x.shape[:-1], state[0].shape[-1])
     shape: tuple[int, ...] = (0,)
     if save:
-        xr = x if x.dim() == 4 else x[None]
         if recompute:
             shape = (RECOMPUTED_PIECES, sum(s.numel() for s in state))
         else:
             # Sizes of weights are constants of a model; time and batch may be symbols.
             fixed = [torch.empty([int(n) for n in w.shape], device="meta") for w in weights]
-            shape = engines.FUSED[engine].trace_shape(Recurrence(cell, activation, bias, reverse), xr, fixed)
+            shape = engines.FUSED[engine].trace_shape(Recurrence(cell, activation, bias, reverse), x, fixed)
     return [y, *(_contiguous_like(s) for s in state), x.new_empty(shape)]
 
 
@@ -272,16 +271,11 @@ class EagerScan(torch.autograd.Function):
         *tensors, lengths, y, trace = ctx.saved_tensors
         n = 1 + ctx.rec.states
         x, state, weights = tensors[0], tensors[1:n], tensors[n:]
-        grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[4:])
-        return (
-            None,
-            None,
-            None,
-            None,
-            *run_backward(
-                ctx.rec, ctx.engine, ctx.recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, needs
-            ),
+        needs = list(ctx.needs_input_grad[4:])
+        grad = run_backward(
+            ctx.rec, ctx.engine, ctx.recompute, grad_y, grads[:-1], x, state, weights, lengths, y, trace, needs
         )
+        return None, None, None, None, *grad
 
 
 class Scan(torch.autograd.Function):
@@ -329,7 +323,8 @@ class Scan(torch.autograd.Function):
         """All runs in one call."""
         runs, nested = info.batch_size, x.dim() - (in_dims[4] is not None) == 4
         merged = _runs_first((lengths, x, *rest), in_dims[3:], runs, nested)
-        *out, trace = Scan.apply(rec, engine, recompute, *merged)
+        below = Scan if in_functorch() or seen_by_others(merged[1:]) else EagerScan
+        *out, trace = below.apply(rec, engine, recompute, *merged)
         # The trace has no dimension to split: it goes back to this very layer's backward pass, whole.
         return (*(_split(t, runs, nested) for t in out), trace), (*([0] * len(out)), None)
 
@@ -430,7 +425,7 @@ def _plain_runs(
     return torch.vmap(partial(plain.scan, rec), in_dims=(0, 0, 0, of_lengths))(x, state, weights, lengths)
 
 
-# --- One call of an engine, whole or in pieces. -------------------------------------------------------
+# --- One call of an engine, whole or in pieces; tensors with or without the dimension of runs. ---------
 
 
 def run_forward(
@@ -443,14 +438,21 @@ def run_forward(
     weights: Sequence[Tensor],
     lengths: Tensor | None,
 ) -> list[Tensor]:
-    """y, final states and trace, from tensors with or without the leading dimension of runs."""
-    if x.dim() == 4:
-        y, final, trace = _forward(rec, engine, recompute, save, x, list(state), list(weights), lengths)
+    """y, final states and trace. With ``recompute`` the trace is the state at the start of every piece."""
+    run, state, weights = engines.FUSED[engine], list(state), list(weights)
+    if not (recompute and save):
+        y, final, trace = run.forward(rec, x, state, weights, lengths, save)
         return [y, *final, trace]
-    one = None if lengths is None else lengths[None]
-    state, weights = [s[None] for s in state], [w[None] for w in weights]
-    y, final, trace = _forward(rec, engine, recompute, save, x[None], state, weights, one)
-    return [y[0], *(f[0] for f in final), trace]
+    outputs, starts = [], []
+    for t0, t1 in _pieces(x.shape[-3], rec.reverse):
+        starts.append(torch.cat([s.flatten() for s in state]))
+        if t0 == t1:
+            continue
+        y, state, _ = run.forward(rec, x[..., t0:t1, :, :], state, weights, _lengths_within(lengths, t0, t1), False)
+        outputs.append(y)
+    if rec.reverse:
+        outputs.reverse()
+    return [torch.cat(outputs, -3), *state, torch.stack(starts)]
 
 
 def run_backward(
@@ -458,7 +460,7 @@ def run_backward(
     engine: str,
     recompute: bool,
     grad_y: Tensor | None,
-    grad_final: Sequence[Tensor],
+    grad_final: Sequence[Tensor | None],
     x: Tensor,
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -467,52 +469,18 @@ def run_backward(
     trace: Tensor,
     needs: list[bool],
 ) -> list[Tensor | None]:
-    """Gradients of x, states and weights, from tensors with or without the leading dimension of runs."""
-    one = x.dim() == 3
-    if one:
-        grad_y = None if grad_y is None else grad_y[None]
-        lengths = None if lengths is None else lengths[None]
-        x, y = x[None], None if y is None else y[None]
-        grad_final, state, weights = ([t[None] for t in ts] for ts in (grad_final, state, weights))
-    tensors = list(grad_final), x, list(state), list(weights), lengths
+    """Gradients of x, states and weights."""
+    run, state, weights = engines.FUSED[engine], list(state), list(weights)
     if recompute:
-        grads = _backward_in_pieces(rec, engines.FUSED[engine], grad_y, *tensors, trace, needs)
-    else:
-        grads = engines.FUSED[engine].backward(rec, grad_y, *tensors, cast(Tensor, y), trace, needs)
-    return [None if g is None else g[0] for g in grads] if one else grads
-
-
-def _forward(
-    rec: Recurrence,
-    engine: str,
-    recompute: bool,
-    save: bool,
-    x: Tensor,
-    state: list[Tensor],
-    weights: list[Tensor],
-    lengths: Tensor | None,
-) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Tensors with runs in front. With ``recompute`` the trace is the state at the start of every piece."""
-    run = engines.FUSED[engine]
-    if not (recompute and save):
-        return run.forward(rec, x, state, weights, lengths, save)
-    outputs, starts = [], []
-    for t0, t1 in _pieces(x.shape[1], rec.reverse):
-        starts.append(torch.cat([s.flatten() for s in state]))
-        if t0 == t1:
-            continue
-        y, state, _ = run.forward(rec, x[:, t0:t1], state, weights, _lengths_within(lengths, t0, t1), False)
-        outputs.append(y)
-    if rec.reverse:
-        outputs.reverse()
-    return torch.cat(outputs, 1), state, torch.stack(starts)
+        return _backward_in_pieces(rec, run, grad_y, grad_final, x, state, weights, lengths, trace, needs)
+    return run.backward(rec, grad_y, grad_final, x, state, weights, lengths, cast(Tensor, y), trace, needs)
 
 
 def _backward_in_pieces(
     rec: Recurrence,
     run: engines.FusedEngine,
     grad_y: Tensor | None,
-    grad_final: list[Tensor],
+    grad_final: Sequence[Tensor | None],
     x: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
@@ -523,27 +491,30 @@ def _backward_in_pieces(
     """Piece by piece, from the one visited last: forward again from its start, then backward."""
     first = 1 + rec.states
     inner = [needs[0], *([True] * rec.states), *needs[first:]]  # states carry the gradient from piece to piece
-    sizes, pieces = [s.numel() for s in state], _pieces(x.shape[1], rec.reverse)
+    sizes, pieces = [s.numel() for s in state], _pieces(x.shape[-3], rec.reverse)
     of_x: list[Any] = []
     of_weights: list[Any] = []
-    grad_state: list[Any] = grad_final
+    grad_state: Sequence[Any] = grad_final
     for (t0, t1), start in zip(reversed(pieces), reversed(starts.unbind()), strict=True):
         if t0 == t1:
             continue
-        x_piece, within = x[:, t0:t1], _lengths_within(lengths, t0, t1)
+        x_piece, within = x[..., t0:t1, :, :], _lengths_within(lengths, t0, t1)
         at_start = [part.view(s.shape) for part, s in zip(start.split(sizes), state, strict=True)]
         y_piece, _, trace = run.forward(rec, x_piece, at_start, weights, within, True)
-        gy_piece = None if grad_y is None else grad_y[:, t0:t1]
+        gy_piece = None if grad_y is None else grad_y[..., t0:t1, :, :]
         grad = run.backward(rec, gy_piece, grad_state, x_piece, at_start, weights, within, y_piece, trace, inner)
         of_x.append(grad[0])
         grad_state, of_piece = grad[1:first], grad[first:]
         if of_weights:
-            of_piece = [None if a is None else a.add_(b) for a, b in zip(of_weights, of_piece, strict=True)]
-        of_weights = of_piece
+            sums, parts = ([g for g in grads if g is not None] for grads in (of_weights, of_piece))
+            if sums:
+                torch._foreach_add_(sums, parts)  # one launch for all of them
+        else:
+            of_weights = of_piece
     if not rec.reverse:
         of_x.reverse()
     asked = (g if needed else None for g, needed in zip(grad_state, needs[1:first], strict=True))
-    return [torch.cat(of_x, 1) if needs[0] else None, *asked, *of_weights]
+    return [torch.cat(of_x, -3) if needs[0] else None, *asked, *of_weights]
 
 
 def _pieces(steps: int, reverse: bool) -> list[tuple[int, int]]:

@@ -26,22 +26,37 @@ lstm  of i, f, g, o before their activation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from deepmemory.ops.plain import without_padding
 from deepmemory.ops.recurrence import Recurrence
 
-Product = Callable[[Tensor, Tensor], Tensor]  # (R, I, N), (R, I, K) to (R, N, K)
+BLOCKS = 256  # of 64 x 64 sums: about two for each multiprocessor of a large GPU
+FEWEST_ROWS = 512  # of a piece
 
 
-def batched_product(left: Tensor, right: Tensor) -> Tensor:
-    """Sum over rows of left times right."""
-    return torch.bmm(left.mT, right)
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Sum over rows of left times right: (R, I, N), (R, I, K) to (R, N, K).
+
+    Sums over very many rows that give small matrices leave most of a GPU idle, so they are cut into pieces, run by run.
+    """
+    runs, rows, n = left.shape
+    blocks = -(-n // 64) * -(-right.shape[2] // 64)
+    pieces = math.gcd(rows, 64)  # a power of two
+    while pieces > 1 and (pieces * blocks > BLOCKS or rows < pieces * FEWEST_ROWS):
+        pieces //= 2
+    if not left.is_cuda or runs >= pieces:
+        return torch.bmm(left.mT, right)
+    cut = (pieces, -1)
+    sums = [torch.bmm(a.unflatten(0, cut).mT, b.unflatten(0, cut)).sum(0) for a, b in zip(left, right, strict=True)]
+    return torch.stack(sums)
 
 
 def hidden_widths(rec: Recurrence, weights: list[Tensor]) -> list[int]:
@@ -84,14 +99,16 @@ def tf32_allowed() -> bool:
     return bool(torch.backends.cudnn.allow_tf32)
 
 
-@contextmanager
-def matmul_like_the_sweep(device: torch.device) -> Iterator[None]:
+def matmul_like_the_sweep(device: torch.device) -> AbstractContextManager[None]:
     """Float32 matrix products in the precision of the sweep, whatever the setting for products at large is."""
-    matmul = torch.backends.cuda.matmul
     wanted = tf32_allowed()
-    if device.type != "cuda" or wanted == matmul.allow_tf32:
-        yield
-        return
+    fits = device.type != "cuda" or wanted == torch.backends.cuda.matmul.allow_tf32
+    return nullcontext() if fits else _matmul_with_tf32(wanted)
+
+
+@contextmanager
+def _matmul_with_tf32(wanted: bool) -> Iterator[None]:
+    matmul = torch.backends.cuda.matmul
     name, value = ("fp32_precision", "tf32" if wanted else "ieee") if PRECISION_BY_NAME else ("allow_tf32", wanted)
     before = getattr(matmul, name)
     setattr(matmul, name, value)
@@ -101,55 +118,60 @@ def matmul_like_the_sweep(device: torch.device) -> Iterator[None]:
         setattr(matmul, name, before)
 
 
-def project(rec: Recurrence, x: Tensor, weights: list[Tensor], lengths: Tensor | None) -> Tensor:
-    """The part of the first linear layer that x decides, for all steps: (R, T, B, features)."""
-    weight, bias = rec.input_weights(weights)
-    if bias is not None and rec.cell in ("rnn", "lstm"):
-        bias = bias + weights[3]
-    flat = without_padding(x, lengths).flatten(1, 2)
+def project(x: Tensor, weight: Tensor, bias: Tensor | None, lengths: Tensor | None) -> Tensor:
+    """The part of the first linear layer that x decides, for all steps: (R, T, B, features), or without runs."""
+    x = without_padding(x, lengths)
     with matmul_like_the_sweep(x.device):
+        if x.dim() == 3:
+            return F.linear(x, weight, bias)
+        flat = x.flatten(1, 2)
         out = torch.bmm(flat, weight.mT) if bias is None else torch.baddbmm(bias[:, None], flat, weight.mT)
     return out.unflatten(1, x.shape[1:3])
 
 
-def gradients(
+def input_gradient(x: Tensor, weight: Tensor, deltas: Tensor) -> Tensor:
+    """The gradient of x, with or without runs."""
+    delta = deltas[..., : weight.shape[-2]]
+    with matmul_like_the_sweep(x.device):
+        if x.dim() == 3:
+            return delta @ weight
+        return torch.bmm(delta.flatten(1, 2), weight).view(x.shape)
+
+
+def weight_gradients(
     rec: Recurrence,
     x: Tensor,
-    state: list[Tensor],
+    h0: Tensor,
     weights: list[Tensor],
     lengths: Tensor | None,
     y: Tensor,
     trace: Tensor,
     deltas: Tensor,
-    grad_state: list[Tensor],
-    needs: list[bool],
-    product: Product | None = None,
+    needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """From the records of both sweeps to the gradients of x, states and weights, in the order of ``needs``."""
-    product = product or batched_product
-    first = 1 + rec.states
-    need_x, need_state, need_weights = needs[0], needs[1:first], needs[first:]
+    """From the records of both sweeps to the gradients that ``needs`` asks for; with or without runs."""
+    if x.dim() == 3:
+        x, h0, y, trace, deltas = (t[None] for t in (x, h0, y, trace, deltas))
+        weights, lengths = [w[None] for w in weights], None if lengths is None else lengths[None]
+        grads = weight_gradients(rec, x, h0, weights, lengths, y, trace, deltas, needs)
+        return [None if g is None else g[0] for g in grads]
     rows = weights[0].shape[-2]
-    delta = deltas[..., :rows].flatten(1, 2)  # [R, T*B, rows]
     out: list[Tensor | None] = [None] * len(weights)
-    grad_x = None
     with matmul_like_the_sweep(x.device):
-        if need_x:
-            grad_x = torch.bmm(delta, weights[0]).view(x.shape)
-        if need_weights[0]:
+        if needs[0]:
+            delta = deltas[..., :rows].flatten(1, 2)  # [R, T*B, rows]
             out[0] = product(delta, without_padding(x, lengths).flatten(1, 2))
-        if need_weights[1]:
-            out[1] = _recurrent_weight(rec, deltas, state[0], lengths, y, rows, product)
+        if needs[1]:
+            out[1] = _recurrent_weight(rec, deltas, h0, lengths, y, rows)
         if rec.cell in ("dmu", "rhn"):
-            _deeper_weights(rec, weights, trace, deltas, need_weights, out, product)
+            _deeper_weights(rec, weights, trace, deltas, needs, out)
     if rec.bias:
-        _biases(rec, weights, deltas, need_weights, out)
-    grads = [g if needed else None for g, needed in zip(grad_state, need_state, strict=True)]
-    return [grad_x, *grads, *(g if needed else None for g, needed in zip(out, need_weights, strict=True))]
+        _biases(rec, weights, deltas, needs, out)
+    return [g if needed else None for g, needed in zip(out, needs, strict=True)]
 
 
 def _recurrent_weight(
-    rec: Recurrence, deltas: Tensor, h0: Tensor, lengths: Tensor | None, y: Tensor, rows: int, product: Product
+    rec: Recurrence, deltas: Tensor, h0: Tensor, lengths: Tensor | None, y: Tensor, rows: int
 ) -> Tensor:
     """Sum over steps of delta times the state before the step, which is y one step earlier, or h0."""
     delta = deltas if rec.cell == "gru" else deltas[..., :rows]
@@ -181,9 +203,8 @@ def _deeper_weights(
     weights: list[Tensor],
     trace: Tensor,
     deltas: Tensor,
-    need_weights: list[bool],
+    needs: Sequence[bool],
     out: list[Tensor | None],
-    product: Product,
 ) -> None:
     deeper = rec.deeper(weights)
     d = weights[1].shape[-1]
@@ -194,7 +215,7 @@ def _deeper_weights(
         rows, columns = weight.shape[-2:]
         delta = deltas[..., at_delta : at_delta + rows].flatten(1, 2)
         index = (3 if rec.bias else 2) + stride * k
-        if need_weights[index]:
+        if needs[index]:
             inputs = trace[..., at_input : at_input + columns].flatten(1, 2)
             out[index] = product(delta, inputs)
         at_input += columns
@@ -202,12 +223,12 @@ def _deeper_weights(
 
 
 def _biases(
-    rec: Recurrence, weights: list[Tensor], deltas: Tensor, need_weights: list[bool], out: list[Tensor | None]
+    rec: Recurrence, weights: list[Tensor], deltas: Tensor, needs: Sequence[bool], out: list[Tensor | None]
 ) -> None:
     """All biases from one pass over the deltas; the results are parts of one tensor."""
     classic = rec.cell in ("rnn", "gru", "lstm")
     at = (2, 3) if classic else range(2, len(weights), 2)
-    if not any(need_weights[index] for index in at):
+    if not any(needs[index] for index in at):
         return
     sums = deltas.sum((1, 2))  # [R, features]
     if classic:

@@ -6,7 +6,8 @@ Runs on any device and dtype, under ``torch.func``, ``torch.compile`` and to any
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -99,12 +100,8 @@ def scan(
     rec: Recurrence, x: Tensor, state: State, weights: list[Tensor], lengths: Tensor | None = None
 ) -> tuple[Tensor, State]:
     """Run one layer over all time steps: x (T, B, m) to y (T, B, d) and the final state."""
-
-    def step(x_t: Tensor, state: State) -> State:
-        return STEP[rec.cell](rec, x_t, state, weights)
-
     projected = F.linear(without_padding(x, lengths), *rec.input_weights(weights))
-    return iterate(step, projected, state, lengths, rec.reverse)
+    return iterate(partial(STEP[rec.cell], rec), projected, state, weights, lengths, rec.reverse)
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -116,18 +113,21 @@ def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def iterate(
-    step: Callable[[Tensor, State], State],
+    step: Callable[[Tensor, State, list[Tensor]], State],
     inputs: Tensor,
     state: State,
+    weights: list[Tensor],
     lengths: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, State]:
     """Apply ``step`` at every real time; past a sequence's length the state stays and y is zero."""
+    if torch.compiler.is_exporting() and (isinstance(inputs.shape[0], torch.SymInt) or inputs.shape[0] > 1):
+        return iterate_in_graph(step, inputs, state, weights, lengths, reverse)
     steps = range(inputs.shape[0])
     outputs: list[Tensor | None] = [None for _ in steps]
     unbound = inputs.unbind(0)
     for t in reversed(steps) if reverse else steps:
-        new = step(unbound[t], state)
+        new = step(unbound[t], state, weights)
         if lengths is None:
             outputs[t], state = new[0], new
         else:
@@ -135,3 +135,34 @@ def iterate(
             outputs[t] = torch.where(real, new[0], 0)
             state = tuple(torch.where(real, n, s) for n, s in zip(new, state, strict=True))
     return torch.stack(cast("list[Tensor]", outputs)), state
+
+
+def iterate_in_graph(
+    step: Callable[[Tensor, State, list[Tensor]], State],
+    inputs: Tensor,
+    state: State,
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    reverse: bool,
+) -> tuple[Tensor, State]:
+    """The same as one operator of torch, so that an exported graph holds a loop of any length."""
+    from torch._higher_order_ops.scan import scan_op
+
+    count, over_time = len(state), [inputs]
+    if lengths is not None:
+        real = torch.arange(inputs.shape[0], device=inputs.device)[:, None] < lengths
+        over_time.append(real[..., None])
+    # Inductor looks for symbols in shapes among the operands alone.
+    symbols = [size for size in inputs.shape[1:-1] if isinstance(size, torch.SymInt)]
+
+    def body(*operands: Any) -> list[Tensor]:
+        before, (x_t, *masks) = operands[:count], operands[count : count + len(over_time)]
+        given = operands[count + len(over_time) :][: len(weights)]
+        new = step(x_t, before, list(given))
+        if not masks:
+            return [*new, new[0].clone()]
+        kept = (torch.where(masks[0], n, s) for n, s in zip(new, before, strict=True))
+        return [*kept, torch.where(masks[0], new[0], 0)]
+
+    *final, y = scan_op(body, list(state), [t.flip(0) if reverse else t for t in over_time], (*weights, *symbols))
+    return (y.flip(0) if reverse else y), tuple(final)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -28,13 +29,13 @@ def test_peers_have_as_many_weights():
 
 
 def test_every_contestant_is_timed():
-    said = []
-    rows = bench.bench_shape(TINY, "cpu", "float32", 0.0, ["DMU"], say=said.append)
+    told = []
+    rows = bench.bench_shape(TINY, "cpu", "float32", 0.0, ["DMU"], done=told.append)
     names = [row["contestant"] for row in rows]
     assert "dm.DMU (plain)" in names
     assert "nn.LSTM, equal weights" in names
     assert all(row["forward_backward"]["median_ms"] > 0 for row in rows)
-    assert len(said) == len(rows)
+    assert told == rows
 
 
 def test_a_wrong_result_gets_no_time(monkeypatch):
@@ -45,7 +46,7 @@ def test_a_wrong_result_gets_no_time(monkeypatch):
         bench.dm.DMU, "forward", lambda self, x: (step(self, x)[0] * (1 if self.engine == "plain" else 1.01), None)
     )
     monkeypatch.setattr(bench, "contestants", lambda *_: [bench.ours(TINY, "DMU", "auto", "cpu")])
-    (row, *_) = bench.bench_shape(TINY, "cpu", "float32", 0.0, ["DMU"], say=lambda _: None)
+    (row, *_) = bench.bench_shape(TINY, "cpu", "float32", 0.0, ["DMU"], done=lambda _: None)
     assert "forward_backward" not in row
     assert "relative error" in row["wrong"]
 
@@ -58,6 +59,53 @@ def test_command_leaves_numbers_picture_and_table(tmp_path, monkeypatch, capsys)
     assert result["machine"]["threads"] == str(torch.get_num_threads())
     assert "<svg" in (tmp_path / "bench-cpu.svg").read_text()
     assert "| `tiny`: 2 [3] 4, B 2, T 5 |" in capsys.readouterr().out
+
+
+def test_a_cut_at_any_moment_leaves_what_was_measured(tmp_path, monkeypatch):
+    monkeypatch.setitem(bench.SHAPES, "tiny", TINY)
+    out, seen = tmp_path / "bench.json", []
+
+    def cut_after_two(text):
+        seen.append(json.loads(out.read_text())["shapes"] if out.exists() else None)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.bench("cpu", ["tiny"], ["float32"], ["DMU"], 0.0, False, True, out, cut_after_two)
+    assert [len(rows) for rows in seen] == [0, 1, 2]
+    assert "forward_backward" in json.loads(out.read_text())["shapes"][-1]
+
+
+def test_table_compares_graph_with_graph_where_peers_were_captured():
+    def row(contestant, eager, graph=None):
+        times = {"forward_backward": {"median_ms": eager}}
+        captured = {"as_cuda_graph": {"median_ms": graph}} if graph else {}
+        return {"shape": asdict(TINY), "precision": "float32", "contestant": contestant, **times, **captured}
+
+    ours, loop = row("dm.DMU (nvrtc)", 1.0, 0.25), row("dm.DMU (plain)", 50.0)
+    gru, captured = row("nn.GRU, equal weights", 2.0), row("nn.GRU, equal weights", 2.0, 0.5)
+    before = bench.speed_table({"machine": {"gpu": "one"}, "shapes": [loop, ours, gru]})
+    after = bench.speed_table({"machine": {"gpu": "one"}, "shapes": [loop, ours, captured]})
+    assert before.splitlines()[2].endswith("| 50 | 2 | - | **1** | **0.25** | 50 | 2 |")
+    assert after.splitlines()[0].endswith(
+        "nn.GRU as CUDA graph | nn.LSTM as CUDA graph | nn.GRU / DMU as CUDA graphs |"
+    )
+    assert after.splitlines()[2].endswith("| 50 | 2 | 0.5 | - | 2 |")
+
+
+def test_what_no_graph_can_hold_keeps_its_eager_time(monkeypatch):
+    def refuse(call):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(bench, "captured", refuse)
+    monkeypatch.setattr(bench, "timings", lambda call, device, seconds: {"median_ms": 1.0})
+    for name in ("reset_peak_memory_stats", "memory_allocated", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
+    contestant = bench.torch_peer(TINY, "GRU", "cpu", "weights")
+    row = bench.measure(contestant, torch.randn(5, 2, 2), "cuda", 0.0, graph=True)
+    assert row["forward_backward"] == {"median_ms": 1.0}
+    assert "capturing" in row["graph_failed"]
+    assert "as_cuda_graph" not in row
 
 
 def test_command_names_the_choices(tmp_path):

@@ -61,8 +61,10 @@ extern "C" void sweep_ahead(const Arguments* a, int blocks, int runs) {
 extern "C" void sweep_back(const Arguments* a, int blocks, int runs) {
     emulate<CLUSTER, THREADS>(blocks, runs, shared_size<true>(), [&] { Behind(*a).run_all(); });
 }
-extern "C" void sum_products(const Products* p, int runs) {
-    const int size = ROWS_AT_ONCE * int(p->lefts + p->rights);
-    emulate<1, PAIR_THREADS>(int(p->splits), runs, size, [&] { sum_products_of(*p); });
+extern "C" void sum_products(const Products* p, int blocks, int runs) {
+    emulate<1, PRODUCT_THREADS>(blocks, runs, PRODUCTS_SHARED, [&] { ProductTile(*p).run_all(); });
 }
 extern "C" int shared_bytes(int back) { return 4 * (back ? shared_size<true>() : shared_size<false>()); }
+extern "C" int arguments_bytes() { return sizeof(Arguments); }
+extern "C" int products_bytes() { return sizeof(Products); }
+extern "C" int products_shared_bytes() { return 4 * PRODUCTS_SHARED; }

@@ -482,6 +482,12 @@ class TestMemory:
         results = [torch.autograd.grad(r(x)[1].sum(), list(r.parameters())) for r in (ours, plain)]
         close(*results)
 
+    def test_pieces_have_no_weight_gradients_to_add_where_all_are_frozen(self, engine):
+        ours, plain = pair("DMU", engine, recompute=True)
+        x = draw(engine, 20, 4, 3).requires_grad_()
+        results = [torch.autograd.grad(layer.requires_grad_(False)(x)[0].sum(), x) for layer in (ours, plain)]
+        close(*results)
+
 
 class TestAutocast:
     def test_half_the_bits_by_an_engine_that_knows_them(self, name, engine):

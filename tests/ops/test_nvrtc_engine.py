@@ -4,18 +4,21 @@ import ctypes
 import hashlib
 import shutil
 import subprocess
+from array import array
 from pathlib import Path
 
 import pytest
 import torch
 from tolerances import EXACT_FLOAT32
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from deepmemory.ops import engines, nvrtc, plain
-from deepmemory.ops.nvrtc import compiler
-from deepmemory.ops.nvrtc.plan import Plan, Shape, lay_out, plan
+from deepmemory.ops import engines, hoisted, nvrtc, plain
+from deepmemory.ops.nvrtc import compiler, products
+from deepmemory.ops.nvrtc.plan import Plan, Shape, lay_out, outputs_per_lane, plan
 from deepmemory.ops.recurrence import Recurrence
 
+HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 
@@ -41,6 +44,26 @@ def emulator(tmp_path_factory):
     return build
 
 
+class Emulated:
+    """In the place of ``compiler.Kernels``."""
+
+    def __init__(self, emulator, shape, layout, save, index):
+        self.library = emulator(layout.defines(shape, save))
+        self.layout = layout
+
+    def sweep(self, backward, arguments, blocks, runs, threads):
+        assert threads == 32 * self.layout.warps
+        assert self.library.shared_bytes(int(backward)) == self.layout.shared_bytes[backward]
+        assert self.library.arguments_bytes() == 8 * len(arguments)
+        run = self.library.sweep_back if backward else self.library.sweep_ahead
+        run(ctypes.c_void_p(arguments.buffer_info()[0]), blocks, runs)
+
+    def sum_products(self, arguments, blocks, runs):
+        assert self.library.products_bytes() == 8 * len(arguments)
+        assert self.library.products_shared_bytes() == products.SHARED_BYTES
+        self.library.sum_products(ctypes.c_void_p(arguments.buffer_info()[0]), blocks, runs)
+
+
 @pytest.fixture(autouse=True)
 def no_tf32():
     before = torch.backends.cudnn.allow_tf32
@@ -54,23 +77,12 @@ def engine(monkeypatch, emulator):
     """Force a layout; off the GPU put the emulator in the place of the compiler."""
 
     def use(layout_of) -> None:
-        monkeypatch.setattr(nvrtc, "_layout", lambda shape, x: layout_of(shape))
+        monkeypatch.setattr(nvrtc, "_layers", {})
+        monkeypatch.setattr(nvrtc, "_layout", lambda shape, *_: layout_of(shape))
         if GPU:
             return
-
-        def sweep(backward, shape, layout, save, x, arguments):
-            library = emulator(layout.defines(shape, save))
-            for back in (False, True):
-                assert library.shared_bytes(int(back)) == layout.shared_bytes[back]
-            blocks = -(-x.shape[2] // layout.rows) * layout.cluster
-            run = library.sweep_back if backward else library.sweep_ahead
-            run(ctypes.byref(arguments), blocks, x.shape[0])
-
-        def sum_products(shape, layout, products, left):
-            emulator(layout.defines(shape, True)).sum_products(ctypes.byref(products), left.shape[0])
-
-        monkeypatch.setattr(nvrtc, "_sweep", sweep)
-        monkeypatch.setattr(nvrtc, "_sum_products", sum_products)
+        monkeypatch.setattr(nvrtc, "_device", lambda index: HOPPER)
+        monkeypatch.setattr(nvrtc, "_kernels", lambda *which: Emulated(emulator, *which))
         monkeypatch.setattr(nvrtc, "refuses", lambda rec, x, weights: None)
         monkeypatch.setattr(engines, "unavailable", lambda name: None)
 
@@ -200,15 +212,233 @@ def test_one_step(engine):
     compare(rec, d, hidden, layout=small(4, 1, REGISTERS), engine=engine, steps=1, batch=1)
 
 
+def products_of(rec, weights, needs, engine, *, steps=5, batch=3, runs=None, lengths=None, transposed=False):
+    """Weight gradients by the kernel and by torch's products, from made-up records of the sweeps."""
+    generator = torch.Generator(DEVICE).manual_seed(3)
+
+    def draw(*shape):
+        front = () if runs is None else (runs,)
+        return torch.randn(*front, *shape, generator=generator, device=DEVICE)
+
+    d = weights[1][-1]
+    weights = [draw(*shape) for shape in weights]
+    x = (
+        draw(batch, steps, weights[0].shape[-1]).transpose(-3, -2)
+        if transposed
+        else draw(steps, batch, weights[0].shape[-1])
+    )
+    y, h0 = draw(steps, batch, d), draw(batch, d)
+    trace = draw(steps, batch, hoisted.trace_features(rec, weights))
+    deltas = draw(steps, batch, hoisted.delta_features(rec, weights))
+    if lengths is not None:
+        lengths = torch.tensor(lengths, device=DEVICE).expand(*x.shape[:-3], batch)
+        padding = torch.arange(steps, device=DEVICE)[:, None] >= lengths[..., None, :]
+        for record in (y, trace, deltas):
+            record[padding] = 0
+        x[padding] = float("nan")
+    engine(small(2, 1, REGISTERS))
+    layer = nvrtc._layer(rec, x, weights)
+    records = x, h0, weights, lengths, y, trace, deltas, tuple(needs)
+    given = nvrtc._weight_gradients(rec, layer, *records)
+    expected = hoisted.weight_gradients(
+        rec, *(t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in records)
+    )
+    assert [g is not None for g in given] == list(needs)
+    for a, b in zip(given, expected, strict=True):
+        if b is not None:
+            rtol, atol = EXACT_FLOAT32
+            torch.testing.assert_close(a.double(), b, rtol=rtol, atol=atol * b.abs().max().item())
+
+
+WEIGHTS = {
+    "dmu": [(4, 3), (4, 5), (4,), (10, 4), (10,)],
+    "rhn": [(10, 3), (10, 5), (10,), (10, 5), (10,)],
+    "rnn": [(5, 3), (5, 5), (5,), (5,)],
+    "gru": [(15, 3), (15, 5), (15,), (15,)],
+    "lstm": [(20, 3), (20, 5), (20,), (20,)],
+}
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["", "reverse"])
+@pytest.mark.parametrize("cell", WEIGHTS)
+def test_products_know_runs_lengths_and_direction(cell, reverse, engine):
+    rec = Recurrence(cell, reverse=reverse)
+    products_of(rec, WEIGHTS[cell], [True] * len(WEIGHTS[cell]), engine, runs=2, lengths=[5, 0, 2])
+
+
+def test_products_of_wide_layers_are_cut_into_tiles(engine):
+    weights = [(70, 130), (70, 67), (70,), (134, 70), (134,)]
+    products_of(Recurrence("dmu"), weights, [True] * 5, engine)
+
+
+def test_products_of_many_rows_are_cut_into_pieces(engine):
+    layer = products.table(Recurrence("dmu"), [torch.empty(shape) for shape in WEIGHTS["dmu"]], 1, (True,) * 5)
+    assert layer.pieces(7 * 11, 1, multiprocessors=132) == 3
+    products_of(Recurrence("dmu"), WEIGHTS["dmu"], [True] * 5, engine, steps=7, batch=11)
+
+
+def test_products_nobody_asks_for_are_left_out(engine):
+    products_of(Recurrence("gru"), WEIGHTS["gru"], [False, True, False, True], engine)
+
+
+def test_products_read_x_where_it_lies(engine):
+    products_of(Recurrence("dmu"), WEIGHTS["dmu"], [True] * 5, engine, transposed=True)
+
+
+def test_large_products_are_left_to_the_library(engine, monkeypatch):
+    monkeypatch.setattr(products, "MOST_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(Emulated, "sum_products", None)
+    for runs in (None, 2):
+        products_of(Recurrence("gru"), WEIGHTS["gru"], [True, True, False, True], engine, runs=runs, lengths=[5, 0, 2])
+
+
+def test_a_very_deep_layer_has_too_many_products_for_one_launch():
+    shapes = [(4, 3), (4, 5), (4,), *[(4, 4), (4,)] * 30, (10, 4), (10,)]
+    weights = [torch.empty(shape) for shape in shapes]
+    assert products.table(Recurrence("dmu"), weights, 1, (True,) * len(weights)) is None
+
+
+@pytest.mark.parametrize("cell", ["dmu", "lstm"])
+def test_gradients_come_in_at_any_stride_and_may_be_missing(cell, engine):
+    from deepmemory import ops
+
+    rec = Recurrence(cell, "tanh")
+    generator = torch.Generator().manual_seed(5)
+    drawn = draw_weights(rec, 3, 5, [4] if cell == "dmu" else [], generator)
+    engine(small(2, 2, REGISTERS))
+
+    def grads(run, dtype, device):
+        weights = [w.to(device, dtype).requires_grad_() for w in drawn]
+        x = torch.linspace(-1, 1, 4 * 3 * 3).view(3, 4, 3).to(device, dtype).transpose(0, 1).requires_grad_()
+        y, final = run(rec, x, tuple(x.new_zeros(3, 5) for _ in range(rec.states)), weights)
+        losses = [y.sum(), y.transpose(0, 1).contiguous().square().sum(), final[0].sum()]
+        return [
+            g.double().cpu() for loss in losses for g in torch.autograd.grad(loss, [x, *weights], retain_graph=True)
+        ]
+
+    expected = grads(plain.scan, torch.float64, "cpu")
+    given = grads(lambda *args: ops.scan(*args, engine="nvrtc"), torch.float32, DEVICE)
+    for a, b in zip(given, expected, strict=True):
+        rtol, atol = EXACT_FLOAT32
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol * max(1.0, b.abs().max().item()))
+
+
+def test_little_is_left_to_launch_one_by_one(engine):
+    """A small layer waits for the host: beside our kernels torch launches the products with x and one sum."""
+    from deepmemory.ops import fused
+
+    class Launched(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function.overloadpacket.__name__
+            if not function.is_view and not name.startswith(("empty", "new_empty", "_unsafe_view", "_reshape_alias")):
+                names.append(name)
+            return function(*args, **(kwargs or {}))
+
+    rec, names = Recurrence("dmu", "tanh"), []
+    weights = [w.float().to(DEVICE) for w in draw_weights(rec, 3, 5, [4], torch.Generator().manual_seed(0))]
+    x, h0 = torch.ones(12, 3, 3, device=DEVICE), torch.zeros(3, 5, device=DEVICE)
+    engine(small(2, 1, REGISTERS))
+    with Launched():
+        y, _, trace = fused.run_forward(rec, "nvrtc", False, True, x, [h0], weights, None)
+        grad_y, needs = y.new_empty(()).expand(y.shape), [True, False, *[True] * 5]
+        fused.run_backward(rec, "nvrtc", False, grad_y, [None], x, [h0], weights, None, y, trace, needs)
+    assert names == ["addmm", "mm", "sum"]
+
+
+def test_runs_side_by_side_equal_each_alone(engine):
+    rec = Recurrence("dmu", "tanh")
+    generator = torch.Generator().manual_seed(9)
+    weights = [
+        torch.stack(ws).float().to(DEVICE)
+        for ws in zip(*(draw_weights(rec, 3, 5, [4], generator) for _ in range(3)), strict=True)
+    ]
+    x = torch.randn(3, 4, 2, 3, generator=generator).to(DEVICE)
+    engine(small(2, 1, REGISTERS))
+
+    def loss(x, *weights):
+        from deepmemory import ops
+
+        y, _ = ops.scan(rec, x, (x.new_zeros(2, 5),), list(weights), engine="nvrtc")
+        return y.square().sum()
+
+    leaves = [t.requires_grad_() for t in (x, *weights)]
+    together = torch.autograd.grad(torch.vmap(loss)(*leaves).sum(), leaves)
+    alone = torch.autograd.grad(sum(loss(*(t[run] for t in leaves)) for run in range(3)), leaves)
+    for a, b in zip(together, alone, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize(
     ("d", "hidden"), [(5, [5]), (128, []), (136, [136] * 9), (200, [340]), (512, [1024]), (1024, [1024])]
 )
 @pytest.mark.parametrize("runs", [1, 51])
 def test_every_plan_fits_the_chip(d, hidden, runs):
     shape = Shape("dmu", "leaky_relu", d, (*hidden, d))
-    layout = plan(shape, runs, 32, multiprocessors=132, shared_limit=232448, largest_cluster=16)
-    assert max(layout.shared_bytes) <= 232448
+    layout = plan(shape, runs, 32, HOPPER.multiprocessors, HOPPER.shared_limit, HOPPER.clusters_at_once)
+    assert max(layout.shared_bytes) <= HOPPER.shared_limit
     assert layout.rows <= 16
+
+
+@pytest.mark.parametrize(
+    ("cell", "d", "hidden", "batch"), [("rhn", 100, [100] * 9, 32), ("dmu", 512, [1024], 64), ("rhn", 607, [607], 64)]
+)
+def test_no_cluster_waits_for_another_to_end(cell, d, hidden, batch):
+    layout = plan(Shape(cell, "tanh", d, (*hidden, d)), 1, batch, *HOPPER[1:])
+    assert layout.cluster > 1
+    assert -(-batch // layout.rows) <= HOPPER.clusters_at_once[layout.cluster]
+
+
+class Driver:
+    """In the place of NVIDIA's: remembers calls, answers 0 or what ``answers`` says."""
+
+    def __init__(self, **answers):
+        self.answers, self.calls = answers, []
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            self.calls.append(name)
+            answer = self.answers.get(name, 0)
+            return answer(*arguments) if callable(answer) else answer
+
+        return call
+
+
+def test_asks_the_driver_how_many_clusters_run_at_once(monkeypatch):
+    def count_clusters(count, function, config):
+        given = config._obj
+        assert (list(given.grid), list(given.block), given.shared_bytes) == ([16, 1, 1], [512, 1, 1], 232448)
+        (attribute,) = given.attributes[: given.attribute_count]
+        assert (attribute.id, list(attribute.cluster)) == (compiler.CLUSTER_DIMENSION, [16, 1, 1])
+        count._obj.value = 7
+        return 0
+
+    driver = Driver(cuOccupancyMaxActiveClusters=count_clusters)
+    monkeypatch.setattr(compiler, "driver", lambda: driver)
+    monkeypatch.setattr(compiler, "_empty_kernel", lambda capability: b"")
+    assert compiler.clusters_at_once(16, 512, 232448, (9, 0), 0) == 7
+    assert driver.calls[-1] == "cuModuleUnload"
+    refusing = Driver(cuOccupancyMaxActiveClusters=912)
+    monkeypatch.setattr(compiler, "driver", lambda: refusing)
+    assert compiler.clusters_at_once(16, 512, 232448, (9, 0), 0) == 0
+    sizes = ctypes.sizeof(compiler.LaunchAttribute), ctypes.sizeof(compiler.LaunchConfig)
+    assert sizes == (72, 56)  # as cuda.h has them on 64-bit machines
+
+
+def test_a_thread_without_a_context_enters_the_one_of_torch(monkeypatch):
+    statuses = [compiler.INVALID_CONTEXT, 0]
+    driver = Driver(cuLaunchKernel=lambda *_: statuses.pop(0))
+    monkeypatch.setattr(compiler, "driver", lambda: driver)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    kernels = compiler.Kernels(b"", 1, (0, 0), 0)
+    driver.calls.clear()
+    kernels.sweep(False, array("q", [0]), 1, 1, 32)
+    assert driver.calls == ["cuLaunchKernel", "cuCtxSetCurrent", "cuLaunchKernel"]
+
+
+@pytest.mark.parametrize(("outputs", "lanes"), [(25, 1), (50, 2), (76, 3), (128, 4), (136, 3), (192, 3), (250, 4)])
+def test_lanes_share_inputs_without_much_padding(outputs, lanes):
+    assert outputs_per_lane(outputs) == lanes
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -108,22 +108,22 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
 
 def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
     """Shape of the trace: a header, then a record per row and step."""
-    runs, steps, batch, _ = x.shape
+    steps, batch = x.shape[-3:-1]
     matrix = weights[0].dim()
     rows = tuple(w.shape[-2] if w.dim() == matrix else 0 for w in weights)
     record = _record(rec, weights[1].shape[-1], rows)
     rows_stored = batch if record > 0 else (batch + _TILE - 1) // _TILE * _TILE
-    return (_HEADER + runs * steps * rows_stored * abs(record),)
+    return (_HEADER + _runs(x) * steps * rows_stored * abs(record),)
 
 
 def forward(
     rec: Recurrence, x: Tensor, state: list[Tensor], weights: list[Tensor], lengths: Tensor | None, save: bool
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """y (R, T, B, d), final states, trace (empty unless ``save``)."""
-    runs, steps, batch, _ = x.shape
     width = state[0].shape[-1]
-    state, weights = _within_runs(state), _within_runs(weights)
-    y = x.new_empty((runs, steps, batch, width))
+    first = x.dim() - 3  # dimension after the runs
+    state, weights = _within_runs(state, first), _within_runs(weights, first)
+    y = x.new_empty((*x.shape[:-1], width))
     final = [_empty_like(start) for start in state]
     trace = x.new_empty(trace_shape(rec, x, weights) if save else 0)
     call, _kept = _call(rec, x, width, lengths)
@@ -134,7 +134,7 @@ def forward(
         call += _NO_STATE
     call.append(len(weights))
     for w in weights:
-        call += (w.data_ptr(), w.stride(0), 0, w.shape[1])
+        call += (w.data_ptr(), w.stride(0), 0, w.shape[first])
     _run("dm_forward", call)
     return y, final, trace
 
@@ -142,7 +142,7 @@ def forward(
 def backward(
     rec: Recurrence,
     grad_y: Tensor | None,
-    grad_final: list[Tensor],
+    grad_final: Sequence[Tensor | None],
     x: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
@@ -154,20 +154,23 @@ def backward(
     """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
     tensors = (x, *state, *weights)
     grads = [_empty_like(t) if needed else None for t, needed in zip(tensors, needs, strict=True)]
-    state, weights, grad_final = _within_runs(state), _within_runs(weights), _within_runs(grad_final)
+    first = x.dim() - 3  # dimension after the runs
+    state, weights = _within_runs(state, first), _within_runs(weights, first)
+    ends = [None if g is None else _within_runs([g], first)[0] for g in grad_final]
     y = y.contiguous()
     call, _kept = _call(rec, x, y.shape[-1], lengths)
     call += (y.data_ptr(), trace.data_ptr())
-    call += _NO_GRAD_Y if grad_y is None else (grad_y.data_ptr(), *grad_y.stride())
+    call += _NO_GRAD_Y if grad_y is None else (grad_y.data_ptr(), *_strides(grad_y))
     grad_x, *grad = (0 if g is None else g.data_ptr() for g in grads)
     call.append(grad_x)
-    for start, end, g in zip(state, grad_final, grad, strict=False):
-        call += (start.data_ptr(), start.stride(0), 0, end.data_ptr(), end.stride(0), g)
+    for start, end, g in zip(state, ends, grad, strict=False):
+        call += (start.data_ptr(), start.stride(0), 0)
+        call += (0, 0, g) if end is None else (end.data_ptr(), end.stride(0), g)
     if len(state) == 1:
         call += _NO_STATE
     call.append(len(weights))
     for w, g in zip(weights, grad[len(state) :], strict=True):
-        call += (w.data_ptr(), w.stride(0), g, w.shape[1])
+        call += (w.data_ptr(), w.stride(0), g, w.shape[first])
     _run("dm_backward", call)
     return grads
 
@@ -180,13 +183,13 @@ _NO_STATE = (0,) * 6
 
 def _call(rec: Recurrence, x: Tensor, width: int, lengths: Tensor | None) -> tuple[list[int], Tensor | None]:
     """Its beginning, up to lengths; and the lengths, to be kept until the call is over."""
-    runs, steps, batch, inputs = x.shape
+    steps, batch, inputs = x.shape[-3:]
     call = [_DTYPE[x.dtype], _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse]
-    call += (runs, steps, batch, inputs, width, torch.get_num_threads(), x.data_ptr(), *x.stride())
+    call += (_runs(x), steps, batch, inputs, width, torch.get_num_threads(), x.data_ptr(), *_strides(x))
     if lengths is None:
         call += (0, 0)
     else:
-        (lengths,) = _within_runs([lengths.to(torch.int64)])
+        (lengths,) = _within_runs([lengths.to(torch.int64)], x.dim() - 3)
         call += (lengths.data_ptr(), lengths.stride(0))
     return call, lengths
 
@@ -195,9 +198,22 @@ def _empty_like(t: Tensor) -> Tensor:
     return torch.empty_like(t, memory_format=torch.contiguous_format)
 
 
-def _within_runs(tensors: list[Tensor]) -> list[Tensor]:
-    """Contiguous but for the first dimension, which may be expanded."""
-    return [t if t.is_contiguous() or (t.stride(0) == 0 and t[0].is_contiguous()) else t.contiguous() for t in tensors]
+def _runs(x: Tensor) -> int:
+    return x.shape[0] if x.dim() == 4 else 1
+
+
+def _strides(t: Tensor) -> tuple[int, ...]:
+    """Of runs, steps, rows and features."""
+    return t.stride() if t.dim() == 4 else (0, *t.stride())
+
+
+def _within_runs(tensors: list[Tensor], first: int) -> list[Tensor]:
+    """Contiguous but for the dimension of runs, which may be expanded; ``first`` is the dimension after it."""
+
+    def fits(t: Tensor) -> bool:
+        return t.is_contiguous() or (first == 1 and t.stride(0) == 0 and t[0].is_contiguous())
+
+    return [t if fits(t) else t.contiguous() for t in tensors]
 
 
 def _run(function: str, call: list[int]) -> None:

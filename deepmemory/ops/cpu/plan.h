@@ -23,7 +23,7 @@ struct Call {
     const void* start;  // (R, B, d)
     i64 start_run;
     void* final;             // (R, B, d), forward
-    const void* grad_final;  // (R, B, d), backward
+    const void* grad_final;  // (R, B, d), backward; null where none comes
     i64 grad_final_run;
     void* grad_start;  // (R, B, d) or null, backward
   };

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -57,23 +58,32 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
 
 
 def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
-    """Shape of the trace for x (R, T, B, m)."""
-    return *x.shape[:3], hoisted.trace_features(rec, weights)
+    """Shape of the trace for x (R, T, B, m), R = 1 where x has no dimension of runs."""
+    runs = x.shape[:-3] or (1,)
+    return *runs, *x.shape[-3:-1], hoisted.trace_features(rec, weights)
 
 
 def forward(
     rec: Recurrence, x: Tensor, state: list[Tensor], weights: list[Tensor], lengths: Tensor | None, save: bool
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """y (R, T, B, d), final states, trace (empty unless ``save``)."""
+    if x.dim() == 3:
+        within = None if lengths is None else lengths[None]
+        y, final, trace = forward(rec, x[None], [s[None] for s in state], [w[None] for w in weights], within, save)
+        return y[0], [f[0] for f in final], trace
+
     from deepmemory.ops.cuda import sweeps  # Triton is imported when first used
 
-    return sweeps.forward(rec, hoisted.project(rec, x, weights, lengths), state, weights, lengths, save)
+    weight, bias = rec.input_weights(weights)
+    if bias is not None and rec.cell in ("rnn", "lstm"):
+        bias = bias + weights[3]
+    return sweeps.forward(rec, hoisted.project(x, weight, bias, lengths), state, weights, lengths, save)
 
 
 def backward(
     rec: Recurrence,
     grad_y: Tensor | None,
-    grad_final: list[Tensor],
+    grad_final: Sequence[Tensor | None],
     x: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
@@ -83,7 +93,19 @@ def backward(
     needs: list[bool],
 ) -> list[Tensor | None]:
     """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
+    if x.dim() == 3:
+        optional = [None if t is None else t[None] for t in (grad_y, lengths, *grad_final)]
+        some = x[None], [s[None] for s in state], [w[None] for w in weights]
+        grads = backward(rec, optional[0], optional[2:], *some, optional[1], y[None], trace, needs)
+        return [None if g is None else g[0] for g in grads]
+
     from deepmemory.ops.cuda import sweeps
 
-    deltas, grad_state = sweeps.backward(rec, grad_y, grad_final, state, weights, lengths, y, trace)
-    return hoisted.gradients(rec, x, state, weights, lengths, y, trace, deltas, grad_state, needs)
+    ends = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_final, state, strict=True)]
+    deltas, grad_state = sweeps.backward(rec, grad_y, ends, state, weights, lengths, y, trace)
+    of_state, of_weights = needs[1 : 1 + rec.states], needs[1 + rec.states :]
+    return [
+        hoisted.input_gradient(x, weights[0], deltas) if needs[0] else None,
+        *(g if needed else None for g, needed in zip(grad_state, of_state, strict=True)),
+        *hoisted.weight_gradients(rec, x, state[0], weights, lengths, y, trace, deltas, of_weights),
+    ]

@@ -6,19 +6,19 @@ too small. The compiler, NVRTC, comes with torch; nothing has to be installed.
 
 from __future__ import annotations
 
-import ctypes
-from functools import cache, partial
-from typing import Any
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from deepmemory.ops import hoisted
-from deepmemory.ops.nvrtc import compiler
-from deepmemory.ops.nvrtc.plan import Plan, Shape, plan
+from deepmemory.ops.nvrtc import compiler, products
+from deepmemory.ops.nvrtc.plan import CLUSTERS, MOST_WARPS, Plan, Shape, plan
 from deepmemory.ops.recurrence import Recurrence
 
-TINY = 90  # features on both sides of a product that our own kernel beats the library at
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
 
 
@@ -53,60 +53,81 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
 
 def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
     """(R, T, B, features)."""
-    return (*x.shape[:3], hoisted.trace_features(rec, weights))
+    return (*x.shape[:-1], hoisted.trace_features(rec, weights))
+
+
+class Device(NamedTuple):
+    """What a layout depends on."""
+
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_limit: int  # bytes of a block
+    clusters_at_once: dict[int, int]  # by their size; empty where blocks have no clusters
 
 
 @cache
-def _device(index: int) -> tuple[tuple[int, int], int, int, int]:
-    """Capability, multiprocessors, bytes of shared memory per block, largest cluster."""
+def _device(index: int) -> Device:
     properties: Any = torch.cuda.get_device_properties(index)
-    capability = (properties.major, properties.minor)
+    capability, shared_limit = (properties.major, properties.minor), properties.shared_memory_per_block_optin
     largest_cluster = 16 if capability == (9, 0) else 8 if properties.major > 9 else 1
-    return capability, properties.multi_processor_count, properties.shared_memory_per_block_optin, largest_cluster
+    sizes = [size for size in CLUSTERS if size <= largest_cluster]
+    with torch.cuda.device(index):
+        at_once = [compiler.clusters_at_once(size, 32 * MOST_WARPS, shared_limit, capability, index) for size in sizes]
+    clusters = {size: count for size, count in zip(sizes, at_once, strict=True) if count}
+    return Device(capability, properties.multi_processor_count, shared_limit, clusters)
 
 
-@cache
-def _plan(shape: Shape, runs: int, batch: int, index: int) -> Plan:
-    _, multiprocessors, shared_limit, largest_cluster = _device(index)
-    return plan(shape, runs, batch, multiprocessors, shared_limit, largest_cluster)
+class Launcher(Protocol):
+    """What :class:`compiler.Kernels` offers."""
+
+    def sweep(self, backward: bool, arguments: array[int], blocks: int, runs: int, threads: int) -> None:
+        """Queue one sweep on the current stream."""
+
+    def sum_products(self, arguments: array[int], blocks: int, runs: int) -> None:
+        """Queue all products of a layer on the current stream."""
 
 
-@cache
-def _kernels(shape: Shape, layout: Plan, save: bool, index: int) -> compiler.Kernels:
-    cubin = compiler.compile_to_cubin(layout.defines(shape, save), _device(index)[0])
-    return compiler.Kernels(cubin, layout.cluster, layout.shared_bytes, index)
+class Layer(NamedTuple):
+    """What is known of a layer before its tensors come; worked out once, since a small layer waits for Python."""
+
+    shape: Shape
+    layout: Plan
+    blocks: int  # of a sweep, for each run
+    trace_features: int
+    delta_features: int
+    tables: dict[tuple[bool, ...], products.Table | None]  # of weight gradients, by which of them somebody asks for
 
 
-def _sweep(backward: bool, shape: Shape, layout: Plan, save: bool, x: Tensor, arguments: ctypes.Structure) -> None:
-    runs, _, batch, _ = x.shape
-    with torch.cuda.device(x.device):
+_layers: dict[tuple, Layer] = {}
+
+
+def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> Layer:
+    batch, runs, index = x.shape[-2], _runs(x), x.device.index
+    key = (rec, runs, batch, index, *[weight.shape for weight in weights])
+    layer = _layers.get(key)
+    if layer is None:
+        shape = Shape.of(rec, weights)
+        layout = _layout(shape, runs, batch, index)
         blocks = -(-batch // layout.rows) * layout.cluster
-        kernels = _kernels(shape, layout, save, x.device.index)
-        kernels.sweep(backward, arguments, blocks, runs, 32 * layout.warps)
+        features = hoisted.trace_features(rec, weights), hoisted.delta_features(rec, weights)
+        layer = _layers[key] = Layer(shape, layout, blocks, *features, {})
+    return layer
 
 
-def _sum_products(shape: Shape, layout: Plan, products: compiler.Products, left: Tensor) -> None:
-    with torch.cuda.device(left.device):
-        _kernels(shape, layout, True, left.device.index).sum_products(products, left.shape[0])
+def _runs(x: Tensor) -> int:
+    return x.shape[0] if x.dim() == 4 else 1
 
 
-def _product(shape: Shape, layout: Plan, left: Tensor, right: Tensor) -> Tensor:
-    """(R, I, N) and (R, I, K) to (R, N, K), for tiny N and K by our own kernel."""
-    runs, count, lefts = left.shape
-    rights = right.shape[2]
-    tiny = lefts * rights <= compiler.MOST_PAIRS and lefts + rights <= TINY
-    if not tiny or left.stride(2) != 1 or right.stride(2) != 1:
-        return torch.bmm(left.mT, right)
-    splits = min(256, -(-count // compiler.ROWS_AT_ONCE))
-    out = left.new_empty(runs, splits, lefts, rights)
-    sizes = (*left.stride()[:2], *right.stride()[:2], count, splits, lefts, rights)
-    products = compiler.Products(left.data_ptr(), right.data_ptr(), out.data_ptr(), *sizes)
-    _sum_products(shape, layout, products, left)
-    return out.sum(1)
+def _layout(shape: Shape, runs: int, batch: int, index: int) -> Plan:
+    device = _device(index)
+    return plan(shape, runs, batch, device.multiprocessors, device.shared_limit, device.clusters_at_once)
 
 
-def _layout(shape: Shape, x: Tensor) -> Plan:
-    return _plan(shape, x.shape[0], x.shape[2], x.device.index)
+@cache
+def _kernels(shape: Shape, layout: Plan, save: bool, index: int) -> Launcher:
+    cubin = compiler.compile_to_cubin(layout.defines(shape, save), _device(index).capability)
+    with torch.cuda.device(index):
+        return compiler.Kernels(cubin, layout.cluster, layout.shared_bytes, index)
 
 
 def forward(
@@ -118,28 +139,22 @@ def forward(
     save: bool,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """y (R, T, B, d), final states, trace (empty unless ``save``)."""
-    shape = Shape.of(rec, weights)
-    layout = _layout(shape, x)
-    y = x.new_empty(*x.shape[:3], shape.hidden_size)
-    final = [torch.empty_like(s, memory_format=torch.contiguous_format) for s in state]
-    trace = x.new_empty(trace_shape(rec, x, weights) if save else (0,))
-    tensors: dict[str, Tensor | None] = {
-        "projected": hoisted.project(rec, x, weights, lengths),
-        "y": y,
-        "trace": trace,
-        "lengths": lengths,
-        **_of_states("{}0", state),
-        **_of_states("{}_n", final),
-    }
-    arguments, _alive = _arguments(rec, layout, weights, tensors, x, backward=False)
-    _sweep(False, shape, layout, save, x, arguments)
+    layer = _layer(rec, x, weights)
+    weight, bias = rec.input_weights(weights)
+    projected = hoisted.project(x, weight, bias, lengths)
+    y = _record(x, layer.shape.hidden_size, lengths)
+    trace = _record(x, layer.trace_features, lengths) if save else x.new_empty(0)
+    final = [_empty_like(s) for s in state]
+    of_weights = _weights_of_the_sweep(rec, layer, weights, turned=True)
+    tensors = [*of_weights, projected, *_h_and_c(state), lengths, y, *_h_and_c(final), trace, None, None, None]
+    _sweep(rec, layer, x, tensors, None, backward=False, save=save)
     return y, final, trace
 
 
 def backward(
     rec: Recurrence,
     grad_y: Tensor | None,
-    grad_final: list[Tensor],
+    grad_final: Sequence[Tensor | None],
     x: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
@@ -149,57 +164,101 @@ def backward(
     needs: list[bool],
 ) -> list[Tensor | None]:
     """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
-    shape = Shape.of(rec, weights)
-    layout = _layout(shape, x)
-    deltas = x.new_empty(*x.shape[:3], hoisted.delta_features(rec, weights))
-    grad_state = [torch.empty_like(s, memory_format=torch.contiguous_format) for s in state]
-    tensors: dict[str, Tensor | None] = {
-        "grad_y": grad_y,
-        "y": y,
-        "trace": trace,
-        "deltas": deltas,
-        "lengths": lengths,
-        **_of_states("{}0", state),
-        **_of_states("{}_n", grad_final),
-        **_of_states("grad_{}0", grad_state),
-    }
-    arguments, _alive = _arguments(rec, layout, weights, tensors, x, backward=True)
-    _sweep(True, shape, layout, True, x, arguments)
-    product = partial(_product, shape, layout)
-    return hoisted.gradients(rec, x, state, weights, lengths, y, trace, deltas, grad_state, needs, product)
+    layer = _layer(rec, x, weights)
+    of_state, of_weights = needs[1 : 1 + rec.states], tuple(needs[1 + rec.states :])
+    deltas = _record(x, layer.delta_features, lengths)
+    grad_state = [_empty_like(s) if needed else None for s, needed in zip(state, of_state, strict=True)]
+    matrices = _weights_of_the_sweep(rec, layer, weights, turned=False)
+    tensors = [*matrices, None, *_h_and_c(state), lengths, y, *_h_and_c(grad_final), trace, deltas]
+    _sweep(rec, layer, x, [*tensors, *_h_and_c(grad_state)], grad_y, backward=True, save=True)
+    grad_x = hoisted.input_gradient(x, weights[0], deltas) if needs[0] else None
+    grads = _weight_gradients(rec, layer, x, state[0], weights, lengths, y, trace, deltas, of_weights)
+    return [grad_x, *grad_state, *grads]
 
 
-def _of_states(pattern: str, tensors: list[Tensor]) -> dict[str, Tensor]:
-    return {pattern.format(name): tensor for name, tensor in zip("hc", tensors, strict=False)}
+def _record(x: Tensor, features: int, lengths: Tensor | None) -> Tensor:
+    """Memory for something of every step; a sweep ends with the longest of its rows and leaves the rest as it is."""
+    shape = (*x.shape[:-1], features)
+    return x.new_empty(shape) if lengths is None else x.new_zeros(shape)
 
 
-def _arguments(
-    rec: Recurrence,
-    layout: Plan,
-    weights: list[Tensor],
-    tensors: dict[str, Tensor | None],
-    x: Tensor,
-    backward: bool,
-) -> tuple[ctypes.Structure, list[Tensor]]:
-    """The kernel's arguments, and the tensors to keep until the launch is queued."""
+def _empty_like(t: Tensor) -> Tensor:
+    return torch.empty_like(t, memory_format=torch.contiguous_format)
+
+
+def _h_and_c(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
+    return tensors[0], tensors[1] if len(tensors) == 2 else None
+
+
+def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [t if t is None or t.is_contiguous() else t.contiguous() for t in tensors]
+
+
+def _weights_of_the_sweep(rec: Recurrence, layer: Layer, weights: list[Tensor], turned: bool) -> list[Tensor | None]:
+    """Matrices, the transposes of those that the forward sweep reads at every step, biases."""
     deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
+    # The input's bias is in the projected x already; torch's own cells have another one on the state's side.
+    first = weights[3] if rec.bias and rec.cell in ("rnn", "gru", "lstm") else None
     matrices = [weights[1], *(weight for weight, _ in deeper)]
-    biases = [weights[3] if rec.bias and rec.cell == "gru" else None, *(bias for _, bias in deeper)]
-    alive: list[Tensor] = []
+    streamed = layer.layout.ahead.streamed
+    transposes = [m.mT if turned and streamed[k] else None for k, m in enumerate(matrices)]
+    return [*matrices, *transposes, first, *(bias for _, bias in deeper)]
 
-    def pointer(tensor: Tensor | None) -> int | None:
-        if tensor is None:
-            return None
-        alive.append(tensor.contiguous())
-        return alive[-1].data_ptr()
 
-    arguments: Any = compiler.arguments_type(len(matrices))()
-    for index, (matrix, bias) in enumerate(zip(matrices, biases, strict=True)):
-        arguments.weight[index] = pointer(matrix)
-        if not backward and layout.ahead.streamed[index]:
-            arguments.turned[index] = pointer(matrix.mT)
-        arguments.bias[index] = pointer(bias)
-    for name, tensor in tensors.items():
-        setattr(arguments, name, pointer(tensor))
-    arguments.steps, arguments.batch, arguments.reverse = x.shape[1], x.shape[2], rec.reverse
-    return arguments, alive
+def _sweep(
+    rec: Recurrence,
+    layer: Layer,
+    x: Tensor,
+    tensors: Sequence[Tensor | None],
+    grad_y: Tensor | None,
+    *,
+    backward: bool,
+    save: bool,
+) -> None:
+    """``tensors`` in the order of ``struct Arguments``."""
+    kept = _contiguous(tensors)  # until the launch is queued
+    row = [0 if t is None else t.data_ptr() for t in kept]
+    row += (0,) * 5 if grad_y is None else (grad_y.data_ptr(), *_strides(grad_y))
+    row += (x.shape[-3], x.shape[-2], rec.reverse)
+    kernels = _kernels(layer.shape, layer.layout, save, x.device.index)
+    kernels.sweep(backward, array("q", row), layer.blocks, _runs(x), 32 * layer.layout.warps)
+
+
+def _strides(t: Tensor) -> tuple[int, ...]:
+    """Of runs, steps, sequences and features."""
+    return t.stride() if t.dim() == 4 else (0, *t.stride())
+
+
+def _weight_gradients(
+    rec: Recurrence,
+    layer: Layer,
+    x: Tensor,
+    h0: Tensor,
+    weights: list[Tensor],
+    lengths: Tensor | None,
+    y: Tensor,
+    trace: Tensor,
+    deltas: Tensor,
+    needs: tuple[bool, ...],
+) -> Sequence[Tensor | None]:
+    """In one launch where the products are small; the results are parts of one tensor then."""
+    if not any(needs):
+        return [None] * len(needs)
+    runs, (steps, batch) = _runs(x), x.shape[-3:-1]
+    if needs not in layer.tables:
+        layer.tables[needs] = products.table(rec, weights, runs, needs)
+    table = layer.tables[needs]
+    if table is None or runs * steps * batch * table.multiplications > products.MOST_MULTIPLICATIONS:
+        return hoisted.weight_gradients(rec, x, h0, weights, lengths, y, trace, deltas, needs)
+    pieces = table.pieces(steps * batch, runs, _device(x.device.index).multiprocessors)
+    out = x.new_empty((pieces, table.total))
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    kept = _contiguous([h0, y, trace, lengths])  # until the launch is queued
+    row = [deltas.data_ptr(), x.data_ptr(), *(0 if t is None else t.data_ptr() for t in kept), out.data_ptr()]
+    row += (*_strides(x)[:3], steps, batch, rec.reverse, pieces, table.tiles, table.total, *table.terms)
+    kernels = _kernels(layer.shape, layer.layout, True, x.device.index)
+    kernels.sum_products(array("q", row), table.tiles * pieces, runs)
+    flat = out.sum(0) if pieces > 1 else out[0]
+    asked = [weight for weight, needed in zip(weights, needs, strict=True) if needed]
+    grads = iter(torch._utils._unflatten_dense_tensors(flat, asked))
+    return [next(grads) if needed else None for needed in needs]

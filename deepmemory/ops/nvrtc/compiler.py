@@ -5,40 +5,22 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
-from ctypes import byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
+from array import array
+from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
+from deepmemory.ops.nvrtc import products
+
 SOURCE = Path(__file__).with_name("sweep.cu")
 
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
-
-
-@cache
-def arguments_type(layers: int) -> type[ctypes.Structure]:
-    """``struct Arguments`` of ``sweep.cu`` for this many linear layers."""
-    fields: list[tuple[str, type]] = [(name, c_void_p * layers) for name in ("weight", "turned", "bias")]
-    fields += [(name, c_void_p) for name in ("projected", "h0", "c0", "lengths", "y", "h_n", "c_n", "trace")]
-    fields += [(name, c_void_p) for name in ("grad_y", "deltas", "grad_h0", "grad_c0")]
-    fields += [(name, c_int64) for name in ("steps", "batch", "reverse")]
-    return type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-
-
-class Products(ctypes.Structure):
-    """``struct Products`` of ``sweep.cu``."""
-
-    _fields_: ClassVar = [
-        *((name, c_void_p) for name in ("left", "right", "out")),
-        *((name, c_int64) for name in ("left_run", "left_row", "right_run", "right_row")),
-        *((name, c_int64) for name in ("count", "splits", "lefts", "rights")),
-    ]
-
-
-MOST_PAIRS, PAIR_THREADS, ROWS_AT_ONCE = 1024, 128, 128  # as in ``sweep.cu``
+CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
+INVALID_CONTEXT = 201  # CUresult
 
 
 @cache
@@ -69,22 +51,24 @@ def _check(status: int, what: str) -> None:
 
 
 def compile_to_cubin(defines: dict[str, str], capability: tuple[int, int]) -> bytes:
-    """Machine code for one shape and layout."""
-    lib, program = nvrtc(), c_void_p()
-    source = SOURCE.read_text().encode()
+    """Machine code of ``sweep.cu`` for one shape and layout."""
+    return _compile(SOURCE.read_text(), [f"-D{name}={value}" for name, value in defines.items()], capability)
+
+
+def _compile(text: str, more_options: list[str], capability: tuple[int, int]) -> bytes:
+    lib, program, source = nvrtc(), c_void_p(), text.encode()
     status = lib.nvrtcCreateProgram(byref(program), source, b"sweep.cu", 0, None, None)
     if status:
         raise RuntimeError(f"nvrtcCreateProgram failed with {status}")
     try:
-        options = [f"-arch=sm_{capability[0]}{capability[1]}", "-std=c++17", "-default-device"]
-        options += [f"-D{name}={value}" for name, value in defines.items()]
+        options = [f"-arch=sm_{capability[0]}{capability[1]}", "-std=c++17", "-default-device", *more_options]
         array = (c_char_p * len(options))(*(option.encode() for option in options))
         status, size = lib.nvrtcCompileProgram(program, len(options), array), c_size_t()
         if status:
             lib.nvrtcGetProgramLogSize(program, byref(size))
             log = ctypes.create_string_buffer(size.value)
             lib.nvrtcGetProgramLog(program, log)
-            raise RuntimeError(f"compiling sweep.cu with {defines} failed:\n{log.value.decode()}")
+            raise RuntimeError(f"compiling sweep.cu with {more_options} failed:\n{log.value.decode()}")
         lib.nvrtcGetCUBINSize(program, byref(size))
         cubin = ctypes.create_string_buffer(size.value)
         lib.nvrtcGetCUBIN(program, cubin)
@@ -93,11 +77,64 @@ def compile_to_cubin(defines: dict[str, str], capability: tuple[int, int]) -> by
         lib.nvrtcDestroyProgram(byref(program))
 
 
+class LaunchAttribute(ctypes.Structure):
+    """``CUlaunchAttribute`` that says how many blocks make a cluster."""
+
+    _fields_: ClassVar = [("id", c_int), ("pad", c_int), ("cluster", c_uint * 3), ("rest", c_uint * 13)]
+
+
+class LaunchConfig(ctypes.Structure):
+    """``CUlaunchConfig``."""
+
+    _fields_: ClassVar = [
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", ctypes.POINTER(LaunchAttribute)),
+        ("attribute_count", c_uint),
+    ]
+
+
+@cache
+def _empty_kernel(capability: tuple[int, int]) -> bytes:
+    return _compile('extern "C" __global__ void empty() {}', [], capability)
+
+
+def clusters_at_once(cluster: int, threads: int, shared_bytes: int, capability: tuple[int, int], device: int) -> int:
+    """How many clusters this GPU runs at the same time, if each of their blocks fills a multiprocessor.
+
+    Fewer than there are multiprocessors for: a cluster lies inside one group of them, and groups differ in size.
+    None at all where the GPU has no clusters of this size.
+    """
+    _enter_context(device)
+    module, function, count = c_void_p(), c_void_p(), c_int()
+    _check(driver().cuModuleLoadData(byref(module), _empty_kernel(capability)), "loading a kernel")
+    try:
+        _check(driver().cuModuleGetFunction(byref(function), module, b"empty"), "finding a kernel")
+        for attribute, value in (MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes), (NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 1):
+            _check(driver().cuFuncSetAttribute(function, attribute, c_int(value)), "setting up a kernel")
+        size = LaunchAttribute(CLUSTER_DIMENSION, 0, (cluster, 1, 1))
+        config = LaunchConfig((cluster, 1, 1), (threads, 1, 1), shared_bytes, None, ctypes.pointer(size), 1)
+        refused = driver().cuOccupancyMaxActiveClusters(byref(count), function, byref(config))
+    finally:
+        driver().cuModuleUnload(module)
+    return 0 if refused else count.value
+
+
+def _enter_context(device: int) -> c_void_p:
+    """Make torch's context on a device this thread's own."""
+    context = c_void_p()
+    _check(driver().cuDevicePrimaryCtxRetain(byref(context), device), "asking for torch's context")
+    _check(driver().cuCtxSetCurrent(context), "entering torch's context")
+    return context
+
+
 class Kernels:
     """The kernels for one shape and layout, loaded on one device."""
 
     def __init__(self, cubin: bytes, cluster: int, shared_bytes: tuple[int, int], device: int) -> None:
-        self._module, self._device = c_void_p(), device
+        self._context, self._module, self._device = _enter_context(device), c_void_p(), device
         _check(driver().cuModuleLoadData(byref(self._module), cubin), "loading a kernel")
         self._ahead, self._back, self._products = map(self._find, (b"sweep_ahead", b"sweep_back", b"sum_products"))
         self._shared = shared_bytes
@@ -117,20 +154,28 @@ class Kernels:
         _check(driver().cuModuleGetFunction(byref(function), self._module, name), "finding a kernel")
         return function
 
-    def sweep(self, backward: bool, arguments: ctypes.Structure, blocks: int, runs: int, threads: int) -> None:
+    def sweep(self, backward: bool, arguments: array[int], blocks: int, runs: int, threads: int) -> None:
         """Queue one sweep on the current stream."""
         function = self._back if backward else self._ahead
-        self._launch(function, (blocks, runs), threads, self._shared[backward], arguments)
+        self._launch(function, blocks, runs, threads, self._shared[backward], arguments)
 
-    def sum_products(self, products: Products, runs: int) -> None:
-        """Queue sums of outer products on the current stream."""
-        shared = 4 * ROWS_AT_ONCE * (products.lefts + products.rights)
-        self._launch(self._products, (products.splits, runs), PAIR_THREADS, shared, products)
+    def sum_products(self, arguments: array[int], blocks: int, runs: int) -> None:
+        """Queue all products of a layer on the current stream."""
+        self._launch(self._products, blocks, runs, products.THREADS, products.SHARED_BYTES, arguments)
 
     def _launch(
-        self, function: c_void_p, grid: tuple[int, int], threads: int, shared: int, arguments: ctypes.Structure
+        self, function: c_void_p, blocks: int, runs: int, threads: int, shared: int, arguments: array[int]
     ) -> None:
-        parameters = (c_void_p * 1)(ctypes.addressof(arguments))
+        """``arguments`` is the kernel's one struct, all of whose fields have 8 bytes."""
+        if torch._C._cuda_getDevice() != self._device:
+            with torch.cuda.device(self._device):
+                return self._launch(function, blocks, runs, threads, shared, arguments)
+        parameters = (c_void_p * 1)(arguments.buffer_info()[0])
         stream = c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
-        status = driver().cuLaunchKernel(function, *grid, 1, threads, 1, 1, shared, stream, parameters, None)
+        launch = function, blocks, runs, 1, threads, 1, 1, shared, stream, parameters, None
+        status = driver().cuLaunchKernel(*launch)
+        if status == INVALID_CONTEXT:  # autograd's thread has none until something of torch's ran there
+            _check(driver().cuCtxSetCurrent(self._context), "entering torch's context")
+            status = driver().cuLaunchKernel(*launch)
         _check(status, "launching a kernel")
+        return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,8 +11,13 @@ from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence
 
 GATES = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # of a layer that makes a state
 
-CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8, 16)  # 16 is Hopper's largest
-ROWS = (1, 2, 4, 8, 16)
+CLUSTERS = (2, 3, 4, 5, 6, 7, 8, 16)  # 16 is Hopper's largest
+MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
+ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+# What a step takes, in microseconds, roughly as measured on an H200: enough to choose between layouts.
+BARRIER, EXCHANGE = 0.35, 0.75  # a layer's fixed cost in one block, and in a cluster
+MULTIPLICATIONS = 1.1e5  # of one multiprocessor in a microsecond
+STREAMED_BYTES = 4e4  # that one multiprocessor reads in a microsecond
 BARRIERS = 4  # floats of shared memory
 REGISTER_FLOATS = 64  # of weights that a thread keeps; more would leave too few registers for the rest
 
@@ -97,29 +102,41 @@ class Plan:
         return {name: str(value) for name, value in values.items()}
 
 
-def plan(shape: Shape, runs: int, batch: int, multiprocessors: int, shared_limit: int, largest_cluster: int) -> Plan:
-    """The fewest blocks per cluster that hold the weights on chip, the fewest rows per block that fill the GPU once."""
+def plan(
+    shape: Shape, runs: int, batch: int, multiprocessors: int, shared_limit: int, clusters_at_once: Mapping[int, int]
+) -> Plan:
+    """The layout whose steps should take the least time, with as many waves of blocks as it needs.
+
+    ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
+    """
     products = sum(inputs * features * gates for inputs, features, gates in shape.layers())
-    warps = 2 if products <= 512 else 4 if products <= 4096 else 8 if products <= 8192 else 16
-    resident = 16 // warps  # blocks that share a multiprocessor
-    for cluster in CLUSTERS:
-        if cluster > largest_cluster:
-            break
-        rows = _rows(runs, batch, cluster, multiprocessors * resident)
-        layout = lay_out(shape, rows, cluster, warps, shared_limit)
-        while max(layout.shared_bytes) > shared_limit and rows > 1:
-            rows //= 2
+    warps = 2 if products <= 512 else 4 if products <= 4096 else 8 if products <= 8192 else MOST_WARPS
+    resident = MOST_WARPS // warps  # blocks that share a multiprocessor
+    best: tuple[float, Plan] | None = None
+    for cluster in (1, *clusters_at_once):
+        at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
+        for rows in (rows for rows in ROWS if rows <= batch or rows == 1):
             layout = lay_out(shape, rows, cluster, warps, shared_limit)
-        if layout.on_chip:
-            break
-    return layout
+            if max(layout.shared_bytes) <= shared_limit:
+                waves = -(-runs * -(-batch // rows) // at_once)
+                cost = waves * sum(microseconds(shape, layout, backward) for backward in (False, True))
+                if best is None or cost < best[0]:
+                    best = cost, layout
+    assert best is not None, "one row in one block always fits: weights may be streamed"
+    return best[1]
 
 
-def _rows(runs: int, batch: int, cluster: int, blocks: int) -> int:
-    for rows in ROWS:
-        if runs * -(-batch // rows) * cluster <= blocks:
-            return rows
-    return ROWS[-1]
+def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
+    """An estimate of one step of one block."""
+    sweep = layout.back if backward else layout.ahead
+    total = 0.0
+    for layer, streamed in zip(shape.layers(), sweep.streamed, strict=True):
+        spread = _spread(layer, layout.cluster, layout.warps, backward)
+        quads = spread.slices * spread.padded_outputs  # of one input quad each
+        total += BARRIER if layout.cluster == 1 else EXCHANGE
+        total += layout.rows * 4 * quads * spread.quads_per_item / MULTIPLICATIONS
+        total += 16 * quads * streamed / STREAMED_BYTES
+    return total
 
 
 def lay_out(
@@ -176,4 +193,4 @@ def _spread(layer: tuple[int, int, int], cluster: int, warps: int, backward: boo
 def outputs_per_lane(outputs: int) -> int:
     """As in ``sweep.cu``."""
     tight = -(-outputs // 32) * 32
-    return next((n for n in (4, 2) if -(-outputs // (32 * n)) * 32 * n * 3 <= 4 * tight), 1)
+    return next((n for n in (4, 3, 2) if -(-outputs // (32 * n)) * 32 * n * 3 < 4 * tight), 1)

@@ -102,7 +102,7 @@ constexpr int TRACE = CELL == DMU ? AFTER_HIDDEN + 2 * D
 constexpr int outputs_before(int l) { return l == 0 ? 0 : outputs_before(l - 1) + gates(l - 1) * features(l - 1); }
 constexpr int DELTAS = outputs_before(LAYERS) + (CELL == GRU ? D : 0);
 
-struct Arguments {
+struct Arguments {              // every field has 8 bytes: the host sends a row of int64
     const float* weight[LAYERS];  // [R, gates * features, inputs]
     const float* turned[LAYERS];  // [R, inputs, gates * features], where a layer reads from global memory ahead
     const float* bias[LAYERS];    // [R, gates * features] or null
@@ -111,13 +111,14 @@ struct Arguments {
     const float* c0;
     const int64* lengths;         // [R, B] or null
     float* y;                     // [R, T, B, D]
-    float* h_n;                   // [R, B, D]; going back the gradient of h_n comes in here
+    float* h_n;                   // [R, B, D]; going back the gradient of h_n comes in here, or null
     float* c_n;
     float* trace;                 // [R, T, B, TRACE]
-    const float* grad_y;          // [R, T, B, D] or null
     float* deltas;                // [R, T, B, DELTAS]
-    float* grad_h0;
+    float* grad_h0;               // or null where nobody asks
     float* grad_c0;
+    const float* grad_y;          // [R, T, B, D] with the strides below, or null
+    int64 grad_y_run, grad_y_step, grad_y_row, grad_y_feature;
     int64 steps;
     int64 batch;
     int64 reverse;
@@ -129,7 +130,9 @@ struct Arguments {
 // read the better, as long as padding stays under a third.
 constexpr int outputs_per_lane(int outputs) {
     const int tight = ceil_div(outputs, 32) * 32;
-    return ceil_div(outputs, 128) * 384 <= 4 * tight ? 4 : ceil_div(outputs, 64) * 192 <= 4 * tight ? 2 : 1;
+    for (int n = 4; n > 1; --n)
+        if (ceil_div(outputs, 32 * n) * 32 * n * 3 < 4 * tight) return n;
+    return 1;
 }
 
 template <int INPUTS, int OUTPUTS>  // all inputs, the outputs of this block
@@ -376,6 +379,7 @@ template <bool BACK> struct Sweep {
     const int64 first;  // sequence
     float* sums;
     int* until;  // [ROWS] steps that are real
+    int64 begin, end;  // of what is not padding in every row; memory outside comes in as zero
     Panels<BACK> panels;
     int exchange = 0;  // counts what was sent and received; its parity tells the buffer
 
@@ -396,6 +400,11 @@ template <bool BACK> struct Sweep {
             open_exchange();
             cluster_barrier();
         }
+        int longest = 0;
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) longest = larger(longest, until[row]);
+        begin = a.reverse ? a.steps - longest : 0;
+        end = a.reverse ? a.steps : longest;
     }
     DEVICE float* buffer(int which) const {
         return shared_memory + BARRIERS + (which & 1) * (ROWS * row_stride<BACK>());
@@ -536,9 +545,9 @@ struct Ahead : Sweep<false> {
             if (CELL == LSTM) c[e] = there ? a.c0[sequence(row) * D + feature] : 0.f;
         });
         for_own<D>([&](int e, int row, int feature) { send(row, feature, h[e]); });
-        fetch(0);
+        fetch(begin);
         all_sent<D>();
-        for (int64 s = 0; s < a.steps; ++s) layer<0>(s, time(s));
+        for (int64 s = begin; s < end; ++s) layer<0>(s, time(s));
         for_own<D>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;
             a.h_n[sequence(row) * D + feature] = h[e];
@@ -573,7 +582,9 @@ struct Behind : Sweep<true> {
             for (int k = 0; k < VALUES; ++k) values[e * VALUES + k] = 0.f;
             if (s < 0 || time(s) >= until[row]) return;
             const int64 t = time(s);
-            if (a.grad_y) grad[e] = a.grad_y[at(t, row) * D + feature];
+            if (a.grad_y)
+                grad[e] = a.grad_y[run * a.grad_y_run + t * a.grad_y_step + (first + row) * a.grad_y_row +
+                                   feature * a.grad_y_feature];
             if (CELL != RHN || LAYERS == 1) h_before[e] = state_before(a.h0, a.y, D, s, row, feature);
             const float* step = a.trace + at(t, row) * TRACE + feature;
             float* v = values + e * VALUES;
@@ -704,63 +715,169 @@ struct Behind : Sweep<true> {
     DEVICE void run_all() {
         for_own<D>([&](int e, int row, int feature) {
             const bool there = in_batch(row);
-            dh[e] = there ? a.h_n[sequence(row) * D + feature] : 0.f;
-            if (CELL == LSTM) dc[e] = there ? a.c_n[sequence(row) * D + feature] : 0.f;
+            dh[e] = there && a.h_n ? a.h_n[sequence(row) * D + feature] : 0.f;
+            if (CELL == LSTM) dc[e] = there && a.c_n ? a.c_n[sequence(row) * D + feature] : 0.f;
         });
-        fetch(a.steps - 1);
-        for (int64 s = a.steps - 1; s >= 0; --s) state_layer<LAYERS - 1>(s, time(s));
+        fetch(end - 1);
+        for (int64 s = end - 1; s >= begin; --s) state_layer<LAYERS - 1>(s, time(s));
         for_own<D>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;
-            a.grad_h0[sequence(row) * D + feature] = dh[e];
-            if (CELL == LSTM) a.grad_c0[sequence(row) * D + feature] = dc[e];
+            if (a.grad_h0) a.grad_h0[sequence(row) * D + feature] = dh[e];
+            if (CELL == LSTM && a.grad_c0) a.grad_c0[sequence(row) * D + feature] = dc[e];
         });
     }
 };
 
-// --- Weight gradients of tiny layers, which matrix libraries are slow at ----------------------------------------------
+// --- Weight gradients: all of a layer's products over time and batch in one launch ----------------------------------
 
-struct Products {
-    const float* left;  // [R, count, lefts] with the strides below
-    const float* right;
-    float* out;  // [R, splits, lefts, rights]
-    int64 left_run, left_row, right_run, right_row, count, splits, lefts, rights;
+// A term is the gradient of one weight, or of some of its rows: the sum over (t, b) of deltas times what the weight
+// saw.
+enum { OF_X, OF_STATE, OF_TRACE, OF_ONES };  // OF_STATE: the state before the step; OF_ONES: a bias
+struct Term {
+    int64 left, lefts;            // features of the deltas
+    int64 source, right, rights;  // and of what the weight saw
+    int64 out, out_run;           // where its result begins, and how far runs are apart
+    int64 tile;                   // the first of its tiles
 };
-constexpr int MOST_PAIRS = 1024, PAIR_THREADS = 128, ROWS_AT_ONCE = 128;
+constexpr int TERMS = smaller(2 * LAYERS + 4, 50);  // arguments of a kernel have 4 KB
+struct Products {          // as Arguments, a row of int64
+    const float* deltas;   // [R, T, B, DELTAS]
+    const float* x;        // [R, T, B, inputs] with the strides below
+    const float* h0;       // [R, B, D]
+    const float* y;        // [R, T, B, D]
+    const float* trace;    // [R, T, B, TRACE]
+    const int64* lengths;  // [R, B] or null
+    float* out;            // [pieces, total]
+    int64 x_run, x_step, x_row;
+    int64 steps, batch, reverse;
+    int64 pieces, tiles, total;
+    int64 terms;
+    Term term[TERMS];
+};
+constexpr int TILE = 64;  // of the outputs that a block makes
+constexpr int CHUNK = 32;  // rows in shared memory
+constexpr int PRODUCT_THREADS = 256;
+constexpr int TILE_STRIDE = TILE + 4;  // neighbouring rows begin in different banks
+constexpr int PRODUCTS_SHARED = 2 * CHUNK * TILE_STRIDE;  // floats
 
-// Sum over rows of left times right, for one run and one piece of the rows.
-DEVICE void sum_products_of(const Products& p) {
-    const int lefts = int(p.lefts), rights = int(p.rights), pairs = lefts * rights, piece = block_x(), run = block_y();
-    const int64 rows = (p.count + p.splits - 1) / p.splits, begin = piece * rows;
-    const int64 end = begin + rows < p.count ? begin + rows : p.count;
-    float* left = shared_memory;
-    float* right = shared_memory + ROWS_AT_ONCE * lefts;
-    float sum[MOST_PAIRS / PAIR_THREADS];
-#pragma unroll
-    for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k) sum[k] = 0.f;
-    for (int64 base = begin; base < end; base += ROWS_AT_ONCE) {
-        const int here = end - base < ROWS_AT_ONCE ? int(end - base) : ROWS_AT_ONCE;
-        for (int i = thread_index(); i < here * lefts; i += PAIR_THREADS)
-            left[i] = p.left[run * p.left_run + (base + i / lefts) * p.left_row + i % lefts];
-        for (int i = thread_index(); i < here * rights; i += PAIR_THREADS)
-            right[i] = p.right[run * p.right_run + (base + i / rights) * p.right_row + i % rights];
-        block_barrier();
-#pragma unroll
-        for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k) {
-            const int pair = thread_index() + k * PAIR_THREADS;
-            if (pair >= pairs) break;
-            const float* l = left + pair / rights;
-            const float* r = right + pair % rights;
-#pragma unroll 8
-            for (int row = 0; row < here; ++row) sum[k] += l[row * lefts] * r[row * rights];
+// One tile of one term, over one piece of the rows (t, b) of one run. A thread makes 4 x 4 outputs; where a tile is
+// narrow the threads that are left over take other rows of the chunk.
+struct ProductTile {
+    static constexpr int ROW_STEP = PRODUCT_THREADS / TILE, FETCHED = CHUNK / ROW_STEP;
+    const Products& p;
+    const Term& term;
+    const int run, batch;
+    int left0, right0, lefts, rights;
+    // A thread fetches one column of either side.
+    const float* delta;             // at the row that comes next
+    const float* from;              // what the weight saw is at from[t * step + b * row]
+    const float* start;             // [B, D] the state before a sequence's first step
+    int64 step, row;
+    int next, end, t, b;            // the row that comes next, also as a time and a sequence
+    float next_left[FETCHED], next_right[FETCHED];
+
+    DEVICE static const Term& term_of(const Products& p, int tile) {
+        int k = 0;
+        while (k + 1 < p.terms && p.term[k + 1].tile <= tile) ++k;
+        return p.term[k];
+    }
+
+    DEVICE ProductTile(const Products& p)
+        : p(p), term(term_of(p, block_x() % int(p.tiles))), run(block_y()), batch(int(p.batch)) {
+        const int across = ceil_div(int(term.rights), TILE), tile = block_x() % int(p.tiles) - int(term.tile);
+        left0 = tile / across * TILE, right0 = tile % across * TILE;
+        lefts = smaller(TILE, int(term.lefts) - left0), rights = smaller(TILE, int(term.rights) - right0);
+
+        const int rows = int(p.steps) * batch, share = ceil_div(rows, int(p.pieces));
+        const int begin = block_x() / int(p.tiles) * share;
+        next = begin + thread_index() / TILE, end = smaller(begin + share, rows);
+        t = next / batch, b = next % batch;
+        const int column = thread_index() % TILE;
+        const int64 all = int64(run) * rows, right = right0 + column;
+        delta = p.deltas + (all + next) * DELTAS + term.left + left0 + column;
+        start = p.h0 + int64(run) * batch * D + right;
+        if (term.source == OF_X) {
+            from = p.x + run * p.x_run + right, step = p.x_step, row = p.x_row;
+        } else if (term.source == OF_STATE) {
+            row = D, step = int64(batch) * D, from = p.y + all * D + right + (p.reverse ? step : -step);
+        } else {
+            row = TRACE, step = int64(batch) * TRACE, from = p.trace + all * TRACE + term.right + right;
         }
-        block_barrier();
     }
+
+    DEVICE float seen() const {
+        if (term.source == OF_ONES) return 1.f;
+        if (term.source != OF_TRACE) {
+            const int until = int(p.lengths ? p.lengths[run * p.batch + b] : p.steps);
+            if (term.source == OF_X) {
+                if (t >= until) return 0.f;  // what stands in the padding of x, NaN included, must not get into a sum
+            } else {
+                const int before = p.reverse ? t + 1 : t - 1;
+                if (before < 0 || before >= until) return start[b * D];
+            }
+        }
+        return from[t * step + b * row];
+    }
+
+    DEVICE void fetch() {
+        const int column = thread_index() % TILE;
 #pragma unroll
-    for (int k = 0; k < MOST_PAIRS / PAIR_THREADS; ++k) {
-        const int pair = thread_index() + k * PAIR_THREADS;
-        if (pair < pairs) p.out[(run * p.splits + piece) * pairs + pair] = sum[k];
+        for (int k = 0; k < FETCHED; ++k) {
+            next_left[k] = next < end && column < lefts ? *delta : 0.f;
+            next_right[k] = next < end && column < rights ? seen() : 0.f;
+            delta += ROW_STEP * DELTAS, next += ROW_STEP, b += ROW_STEP;
+            while (b >= batch) b -= batch, ++t;
+        }
     }
-}
+
+    DEVICE void run_all() {
+        float* left = shared_memory;
+        float* right = shared_memory + CHUNK * TILE_STRIDE;
+        const int across = ceil_div(rights, 4), cells = ceil_div(lefts, 4) * across, groups = PRODUCT_THREADS / cells;
+        const int group = thread_index() / cells, cell = thread_index() % cells;
+        const int own = thread_index() / TILE * TILE_STRIDE + thread_index() % TILE;
+        const float* l = left + cell / across * 4;
+        const float* r = right + cell % across * 4;
+        float sum[16];
+#pragma unroll
+        for (int k = 0; k < 16; ++k) sum[k] = 0.f;
+        int rows_left = end - (next - thread_index() / TILE);
+        fetch();
+        for (; rows_left > 0; rows_left -= CHUNK) {
+#pragma unroll
+            for (int k = 0; k < FETCHED; ++k) {
+                left[own + k * ROW_STEP * TILE_STRIDE] = next_left[k];
+                right[own + k * ROW_STEP * TILE_STRIDE] = next_right[k];
+            }
+            block_barrier();
+            fetch();
+#pragma unroll 4
+            for (int i = group < groups ? group : CHUNK; i < CHUNK; i += groups) {
+                const Quad a = *reinterpret_cast<const Quad*>(l + i * TILE_STRIDE);
+                const Quad b = *reinterpret_cast<const Quad*>(r + i * TILE_STRIDE);
+                sum[0] += a.x * b.x, sum[1] += a.x * b.y, sum[2] += a.x * b.z, sum[3] += a.x * b.w;
+                sum[4] += a.y * b.x, sum[5] += a.y * b.y, sum[6] += a.y * b.z, sum[7] += a.y * b.w;
+                sum[8] += a.z * b.x, sum[9] += a.z * b.y, sum[10] += a.z * b.z, sum[11] += a.z * b.w;
+                sum[12] += a.w * b.x, sum[13] += a.w * b.y, sum[14] += a.w * b.z, sum[15] += a.w * b.w;
+            }
+            block_barrier();
+        }
+        // Groups of threads saw different rows: add them up in the memory that the chunks leave free.
+#pragma unroll
+        for (int k = 0; k < 16; ++k)
+            if (group < groups) shared_memory[k * PRODUCT_THREADS + thread_index()] = sum[k];
+        block_barrier();
+        float* out = p.out + block_x() / int(p.tiles) * p.total + run * term.out_run + term.out;
+        for (int o = thread_index(); o < 4 * across * lefts; o += PRODUCT_THREADS) {
+            const int i = o / (4 * across), j = o % (4 * across);
+            const float* of_cell = shared_memory + (i % 4 * 4 + j % 4) * PRODUCT_THREADS + i / 4 * across + j / 4;
+            float all = 0.f;
+            for (int g = 0; g < groups; ++g) all += of_cell[g * cells];
+            if (j < rights) out[int64(left0 + i) * term.rights + right0 + j] = all;
+        }
+    }
+};
+static_assert(16 * PRODUCT_THREADS <= PRODUCTS_SHARED, "the sums of all threads fit into the memory of a chunk");
 
 #ifndef EMULATED
 #if CLUSTER > 1
@@ -770,7 +887,7 @@ DEVICE void sum_products_of(const Products& p) {
 #endif
 extern "C" __global__ void LAYOUT sweep_ahead(const __grid_constant__ Arguments a) { Ahead(a).run_all(); }
 extern "C" __global__ void LAYOUT sweep_back(const __grid_constant__ Arguments a) { Behind(a).run_all(); }
-extern "C" __global__ void __launch_bounds__(PAIR_THREADS) sum_products(const __grid_constant__ Products p) {
-    sum_products_of(p);
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS) sum_products(const __grid_constant__ Products p) {
+    ProductTile(p).run_all();
 }
 #endif
