@@ -6,3 +6,5 @@ from deepmemory.ops.engines import engines
 from deepmemory.optim import parameter_groups
 
 __all__ = ["DMU", "GRU", "LSTM", "RHN", "RNN", "DMUCell", "RHNCell", "engines", "gradients", "parameter_groups"]
+
+__version__ = "0.1.0"

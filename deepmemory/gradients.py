@@ -1,11 +1,11 @@
 """The paper's gradient condition, and gradients on their way back through time, as numbers.
 
-====================  =====================================================================================
-:func:`condition`     condition (star): the matrices the state passes on its way to z and to the candidate
-:func:`flow`          the norm of dL/dh_t at every step of every recurrent layer of a model
-:func:`step_jacobian` dh_t/dh_t-1 of a DMU in its three terms: state kept, gate moved, candidate moved
-:func:`gates`         what share of its state a DMU keeps at each step
-====================  =====================================================================================
+=====================  =====================================================================================
+:func:`condition`      condition (star): the matrices the state passes on its way to z and to the candidate
+:func:`flow`           the norm of dL/dh_t at every step of every recurrent layer of a model
+:func:`step_jacobian`  dh_t/dh_t-1 of a DMU in its three terms: state kept, gate moved, candidate moved
+:func:`gates`          what share of its state a DMU keeps at each step
+=====================  =====================================================================================
 
 The mathematics stands in ``docs/gradients.md``.
 """

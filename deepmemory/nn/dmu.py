@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import DeepMemory
@@ -168,7 +169,7 @@ class DMU(Recurrent):
 
     @property
     def depth(self) -> int:
-        """n: the linear layers of the transition, the largest where layers differ."""
+        """How many linear layers n the transition has, the most where layers differ."""
         if isinstance(self.transition, nn.ModuleList):
             return max(linear_layers(module) for module in self.transition)
         assert isinstance(self.definition, DeepMemory)
@@ -194,12 +195,18 @@ class DMU(Recurrent):
             return super()._run(layer, direction, x, state, lengths)
         transition, width = self.transition[layer * self._directions + direction], self._widths[layer]
 
-        def step(x_t: Tensor, state: State) -> State:
-            (h,) = state
-            transformed = check_transformed("DMU", transition(torch.cat([x_t, h], -1)), width)
-            return (plain.memory_update(transformed, h),)
+        exporting = torch.compiler.is_exporting()  # the loop of a graph sees its operands alone
+        given = {**dict(transition.named_parameters()), **dict(transition.named_buffers())} if exporting else {}
 
-        return plain.iterate(step, plain.without_padding(x, lengths), state, lengths, reverse=bool(direction))
+        def step(x_t: Tensor, state: State, weights: list[Tensor]) -> State:
+            (h,) = state
+            joined = torch.cat([x_t, h], -1)
+            weights_given = dict(zip(given, weights, strict=True))
+            transformed = functional_call(transition, weights_given, (joined,)) if exporting else transition(joined)
+            return (plain.memory_update(check_transformed("DMU", transformed, width), h),)
+
+        x = plain.without_padding(x, lengths)
+        return plain.iterate(step, x, state, list(given.values()), lengths, reverse=bool(direction))
 
 
 def own_repr(module: DMU | DMUCell) -> str:
@@ -281,7 +288,7 @@ class DMUCell(Cell):
 
     @property
     def depth(self) -> int:
-        """n: the linear layers of the transition."""
+        """How many linear layers n the transition has."""
         if isinstance(self.transition, nn.Module):
             return linear_layers(self.transition)
         assert isinstance(self.definition, DeepMemory)

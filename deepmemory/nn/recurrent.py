@@ -212,6 +212,8 @@ class Recurrent(nn.Module):
         """One layer in one direction."""
         rec = self.definition.recurrence(self.bias, reverse=bool(direction))
         engine = self.engine if x.shape[1] else "plain"  # an empty batch has nothing to be fast about
+        if engine == "auto" and torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+            engine = "plain"  # ONNX knows torch's operators alone
         weights = self._weights(layer, direction)
         return ops.scan(rec, x, state, weights, lengths, engine=engine, recompute=self.recompute)
 

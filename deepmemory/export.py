@@ -1,0 +1,170 @@
+"""Models for places without this library: ONNX, ``torch.export`` and AOTInductor, whole or one step at a time.
+
+Exported, a recurrence on the plain engine is one loop made of torch's own operators, for any length and batch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from deepmemory.nn.cell import Cell
+from deepmemory.nn.recurrent import Recurrent
+
+__all__ = ["FORMATS", "Step", "portable", "program", "save"]
+
+FORMATS = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ("safetensors",)}  # and the packages they need
+Sizes = Mapping[str, Any]  # {"x": {0: "batch"}}; where an input is a tuple, a tuple of these
+
+
+@contextmanager
+def portable(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation, without gradients, each recurrent layer on the plain engine; afterwards as it was.
+
+    What is exported inside needs no ``deepmemory`` where it runs. Exported without this, a layer is an operator of
+    the engine that would run it: faster in Python, and only where this library is.
+    """
+    modes = {module: module.training for module in model.modules()}
+    engines = {module: module.engine for module in modes if isinstance(module, Recurrent)}
+    try:
+        model.eval()
+        for layer in engines:
+            layer.engine = "plain"
+        with torch.no_grad():
+            yield model
+    finally:
+        for layer, engine in engines.items():
+            layer.engine = engine
+        for module, training in modes.items():
+            module.training = training
+
+
+def program(model: nn.Module, inputs: Mapping[str, Any], sizes: Sizes | None = None) -> torch.export.ExportedProgram:
+    """``torch.export`` of the model, portable, with some sizes left open.
+
+    >>> import torch, deepmemory as dm
+    >>> from deepmemory import export
+    >>> layer = dm.DMU(3, 5)
+    >>> exported = export.program(layer, {"input": torch.zeros(4, 2, 3)}, {"input": {0: "time", 1: "batch"}})
+    >>> y, h = exported.module()(input=torch.randn(30, 7, 3))
+    >>> y.shape, h.shape
+    (torch.Size([30, 7, 5]), torch.Size([1, 7, 5]))
+
+    Args:
+        model: Any module; the recurrent layers inside may be of any kind.
+        inputs: Examples of the forward method's arguments, by name, no open size below 2.
+        sizes: For each input, the names of its open dimensions; a name used twice is one size.
+    """
+    shapes = open_sizes(inputs, sizes)
+    symbols = {name: torch.export.Dim(name, min=1) for name in tree_leaves(shapes) if name is not None}
+    shapes = tree_map(lambda name: None if name is None else symbols[name], shapes)
+    # Strides of a view would become conditions on sizes.
+    examples = tree_map(lambda t: t.contiguous() if isinstance(t, Tensor) else t, dict(inputs))
+    with portable(model):
+        return torch.export.export(model, (), examples, dynamic_shapes=shapes)
+
+
+def open_sizes(inputs: Mapping[str, Any], sizes: Sizes | None) -> dict[str, Any]:
+    """What ``torch.export`` calls dynamic shapes: an entry for every input, in their order."""
+    unknown = set(sizes or {}) - set(inputs)
+    if unknown:
+        raise ValueError(f"sizes are given for {', '.join(sorted(unknown))}, which is no input; {list(inputs)} are")
+    fixed = {name: tree_map(lambda _: None, given) for name, given in inputs.items()}
+    return fixed | dict(sizes or {})
+
+
+def save(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    path: Path | str,
+    *,
+    format: str = "onnx",
+    sizes: Sizes | None = None,
+    outputs: Sequence[str] | None = None,
+) -> None:
+    """Write the model as ``onnx``, as ``pt2`` (for ``torch.export.load``) or its weights as ``safetensors``.
+
+    Args:
+        model: Any module.
+        inputs: As for :func:`program`.
+        path: Where to write.
+        format: One of the three.
+        sizes: As for :func:`program`.
+        outputs: Names of what comes out, for ONNX.
+    """
+    if format not in FORMATS:
+        raise ValueError(f"unknown format {format!r}; choose from {', '.join(FORMATS)}")
+    for package in FORMATS[format]:
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(
+                f"format {format!r} needs {package}; install it with: pip install 'deepmemory[export]'", name=package
+            )
+    if format == "safetensors":
+        from safetensors.torch import save_model
+
+        save_model(model, str(path))
+    elif format == "pt2":
+        torch.export.save(program(model, inputs, sizes), path)
+    else:
+        exported = program(model, inputs, sizes)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*The axis name")  # that a size stands in several inputs
+            warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's own
+            names = open_sizes(inputs, sizes)
+            translated = torch.onnx.export(
+                exported, dynamo=True, verbose=False, output_names=outputs, dynamic_shapes=names
+            )
+        assert translated is not None
+        translated.save(str(path))
+
+
+class Step(nn.Module):
+    """One time step of a recurrent layer or cell with its state in and out, to be exported for streams.
+
+    >>> import torch, deepmemory as dm
+    >>> from deepmemory import export
+    >>> step = export.Step(dm.LSTM(3, 5, num_layers=2))
+    >>> x, state = torch.randn(1, 3), step.initial_state(batch=1)
+    >>> y, state = step(x, state)
+    >>> y.shape, [tuple(part.shape) for part in state]
+    (torch.Size([1, 5]), [(2, 1, 5), (2, 1, 5)])
+
+    Args:
+        layer: Any of this library's layers with one direction, or one of its cells.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(layer, Recurrent | Cell):
+            raise TypeError(f"Step: expected one of deepmemory's layers or cells, got {type(layer).__name__}")
+        if isinstance(layer, Recurrent) and layer.bidirectional:
+            raise ValueError("Step: a layer that also reads backwards cannot go step by step; bidirectional=False can")
+        if isinstance(layer, Recurrent) and layer._ragged:
+            raise ValueError("Step: layers of different widths have states of different sizes; stack single layers")
+        self.layer = layer
+
+    def initial_state(self, batch: int = 1) -> tuple[Tensor, ...]:
+        """Zeros for every tensor of the state."""
+        weight = next(self.layer.parameters())
+        if isinstance(self.layer, Cell):
+            return (weight.new_zeros(batch, self.layer.hidden_size),)
+        assert isinstance(self.layer, Recurrent)
+        sizes = self.layer.definition.state_sizes(self.layer._widths[0])
+        return tuple(weight.new_zeros(self.layer.num_layers, batch, size) for size in sizes)
+
+    def forward(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """x (B, m) and the state's tensors to the output (B, d) and the state's tensors."""
+        if isinstance(self.layer, Cell):
+            h = self.layer(x, *state)
+            return h, (h.clone(),)
+        time = 1 if self.layer.batch_first else 0
+        y, new = self.layer(x.unsqueeze(time), state[0] if len(state) == 1 else state)
+        return y.squeeze(time), new if isinstance(new, tuple) else (new,)
