@@ -31,16 +31,13 @@ TOLERANCE = 1e-3  # of the mean loss over the measured steps, relative
 def side_by_side(setting, runs, machine):
     """Seconds of one epoch's steps, after a short warm-up, and the mean loss of each run."""
     trainer = training.make_trainer(setting, machine)
-    device = trainer.fabric.device
     group = training.fresh_group(trainer, range(runs))
-    seeds = torch.arange(runs, device=device)
-    counter, losses = torch.zeros((), dtype=torch.int64, device=device), torch.zeros(runs, device=device)
+    steps = training.Steps(trainer, group)
     started = time.perf_counter()
-    step = training.make_step(trainer, group, seeds, counter, losses)
+    (shape, *_) = steps.feed.plan(0)
+    steps.step_of(shape)  # captured, on a GPU
     prepared = time.perf_counter() - started
-    for _ in range(setting.steps):
-        step()
-    losses = (losses / setting.steps).tolist()  # waits for the device
+    losses = steps.epoch(0)[:, 0].tolist()  # waits for the device
     return time.perf_counter() - started - prepared, losses
 
 

@@ -14,7 +14,7 @@ FACTOR_1 = 0xBF58476D1CE4E5B9 - 2**64
 FACTOR_2 = 0x94D049BB133111EB - 2**64
 
 # What a run's seed is used for; numbers of different streams have nothing to do with one another.
-TRAINING, VALIDATION, TEST, WEIGHTS, NOISE = range(5)
+TRAINING, VALIDATION, TEST, WEIGHTS, NOISE, ORDER, SPLIT = range(7)
 
 
 def shift(bits: Tensor, places: int) -> Tensor:
@@ -38,6 +38,11 @@ def sequence_keys(seeds: Tensor, stream: int, step: Tensor | int, count: int, fi
     """A key for each of ``count`` sequences of each run at one step: seeds (R,) to (R, count)."""
     of_step = derive(derive(mix(seeds), stream), step)
     return derive(of_step[:, None], torch.arange(first, first + count, device=seeds.device))
+
+
+def permutations(seeds: Tensor, stream: int, step: int, count: int) -> Tensor:
+    """Each run's own order of 0 to count - 1: seeds (R,) to (R, count)."""
+    return sequence_keys(seeds, stream, step, count).argsort(dim=1, stable=True)
 
 
 def uniform(keys: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,6 +1,9 @@
-"""The network of the synthetic tasks: a recurrent block and one linear layer on its last state."""
+"""The networks of the tasks: a recurrent block, what stands before it and what reads it."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -8,13 +11,31 @@ from torch import Tensor, nn
 import deepmemory as dm
 from deepmemory.lab import draws
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks import Task
+
+if TYPE_CHECKING:
+    from deepmemory.lab.tasks import Task
+
+
+WORD_FEATURES, DENSE = 64, 100  # of the language model: of a word, and of the layer before the output
+TRANSLATION_FEATURES = 650  # of a word in either language
+
+
+class Sizes(Protocol):
+    """What a network has to fit."""
+
+    @property
+    def input_size(self) -> int:
+        """Features of x, or kinds of words."""
+
+    @property
+    def output_size(self) -> int:
+        """Features of the output."""
 
 
 class Network(nn.Module):
     """Answers once per sequence, from the state after its last real step."""
 
-    def __init__(self, setting: Setting, task: Task, engine: str = "auto") -> None:
+    def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
         super().__init__()
         self.recurrent = recurrent_block(setting, task.input_size, engine)
         self.output = nn.Linear(setting.hidden[-1], task.output_size)
@@ -24,6 +45,94 @@ class Network(nn.Module):
         _, state = self.recurrent(x, lengths=lengths)
         h = state[0] if isinstance(self.recurrent, dm.LSTM) else state
         return self.output(h[-1].flatten(0, -2))  # the last layer's; layers of different widths come as a tuple
+
+
+class StepwiseNetwork(nn.Module):
+    """Answers at every step, and can go on from the state it ended with."""
+
+    def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
+        super().__init__()
+        self.recurrent = recurrent_block(setting, task.input_size, engine)
+        self.output = nn.Linear(setting.hidden[-1], task.output_size)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]:
+        """x (B, T, features) to (B, T, output_size) and the state after the last real step."""
+        y, state = self.recurrent(x, state, lengths=lengths)
+        return at_every_step(self.output, y), state
+
+
+class WordNetwork(nn.Module):
+    """The likely next word at every step of a text."""
+
+    def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(task.input_size, WORD_FEATURES)
+        self.recurrent = recurrent_block(setting, WORD_FEATURES, engine)
+        self.dense = nn.Linear(setting.hidden[-1], DENSE)
+        self.output = nn.Linear(DENSE, task.output_size)
+
+    def forward(self, words: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """words (B, T) to (B, T, words) and the last state."""
+        y, state = self.recurrent(in_time_order(self.embedding, words), state)
+        return at_every_step(lambda rows: self.output(self.dense(rows).relu()), y), state
+
+
+class Translator(nn.Module):
+    """Reads a sentence to its end and says it in another language, from the state it ended with.
+
+    A decoder that ``runs freely`` is fed the words it has said itself. Which words these are is found first, step
+    by step and without gradients; then all steps run in one go. No gradient flows through the choice of a
+    word, so this is the same as feeding back at every step, only faster.
+    """
+
+    def __init__(self, setting: Setting, foreign: int, english: int, engine: str = "auto") -> None:
+        super().__init__()
+        self.runs_freely = setting.feedback == "own"
+        self.read = nn.Embedding(foreign, TRANSLATION_FEATURES)
+        self.encoder = recurrent_block(setting, TRANSLATION_FEATURES, engine)
+        self.said = nn.Embedding(english, TRANSLATION_FEATURES)
+        self.decoder = recurrent_block(setting, TRANSLATION_FEATURES, engine)
+        self.output = nn.Linear(setting.hidden[-1], english)
+
+    def forward(self, foreign: Tensor, lengths: Tensor, english: Tensor) -> Tensor:
+        """foreign (B, T) and its lengths, english (B, S) from its start on, to (B, S - 1, words).
+
+        Of ``english`` a free decoder reads the first word alone; in ``eval`` every decoder is free.
+        """
+        state = self.encode(foreign, lengths)
+        words = english[:, :-1]
+        if self.runs_freely or not self.training:
+            words = self.own_words(state, words)
+        y, _ = self.decoder(in_time_order(self.said, words), state)
+        return at_every_step(self.output, y)
+
+    def encode(self, foreign: Tensor, lengths: Tensor) -> Any:
+        """The state after the last word of each sentence."""
+        return self.encoder(in_time_order(self.read, foreign), lengths=lengths)[1]
+
+    def step(self, word: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One word (B,) of each sentence to what may follow, (B, words), and the state."""
+        y, state = self.decoder(self.said(word)[:, None], state)
+        return self.output(y[:, 0]), state
+
+    @torch.no_grad()
+    def own_words(self, state: Any, words: Tensor) -> Tensor:
+        """The first of ``words`` (B, S) and the S - 1 likeliest ones after it."""
+        chosen = [words[:, 0]]
+        for _ in range(words.shape[1] - 1):
+            answer, state = self.step(chosen[-1], state)
+            chosen.append(answer.argmax(-1))
+        return torch.stack(chosen, 1)
+
+
+def in_time_order(embedding: nn.Embedding, words: Tensor) -> Tensor:
+    """Features (B, T, features) of words (B, T), time before batch in memory, as the layers read them."""
+    return embedding(words.mT).transpose(0, 1)
+
+
+def at_every_step(layer: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+    """A layer of rows on y (B, T, features); with the dimensions apart, vmap would copy the weights B times."""
+    return layer(y.flatten(0, 1)).unflatten(0, y.shape[:2])
 
 
 def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> nn.Module:
@@ -50,6 +159,23 @@ def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> 
     return classic(input_size, size, layers, batch_first=True, engine=engine)
 
 
+def zero_state(setting: Setting, runs: tuple[int, ...], batch: int, device: torch.device, dtype: torch.dtype) -> Any:
+    """What a recurrent block starts from, in the form it takes and gives: (*runs, layers, B, width)."""
+    equal = len(set(setting.hidden)) == 1
+    shapes = [(len(setting.hidden), setting.hidden[0])] if equal else [(1, width) for width in setting.hidden]
+
+    def part() -> Any:
+        tensors = tuple(torch.zeros(*runs, n, batch, width, device=device, dtype=dtype) for n, width in shapes)
+        return tensors[0] if equal else tensors
+
+    return (part(), part()) if setting.cell == "lstm" else part()
+
+
+def tensors_in(state: Any) -> list[Tensor]:
+    """A state's tensors; an LSTM has two, and layers of different widths one each."""
+    return [state] if isinstance(state, Tensor) else [tensor for part in state for tensor in tensors_in(part)]
+
+
 @torch.no_grad()
 def set_forget_bias(lstm: dm.LSTM, value: float) -> None:
     """Set the forget gate's part, the second of four, of both bias vectors of every layer."""
@@ -64,12 +190,11 @@ def initial_weights(setting: Setting, task: Task, seeds: list[int]) -> dict[str,
     with torch.random.fork_rng(devices=[]):
         for seed in seeds:
             torch.manual_seed(int(draws.derive(torch.tensor(seed), draws.WEIGHTS)) & (2**63 - 1))
-            drawn.append(dict(Network(setting, task).named_parameters()))
+            drawn.append(dict(task.network(setting).named_parameters()))
     return {name: torch.stack([weights[name].detach() for weights in drawn]) for name in drawn[0]}
 
 
 def weight_count(setting: Setting, task: Task, output_layer: bool = True) -> int:
     """Trained weights of the network, with or without its output layer."""
-    network = Network(setting, task)
-    counted = network if output_layer else network.recurrent
-    return sum(parameter.numel() for parameter in counted.parameters())
+    names = dict(task.network(setting).named_parameters())
+    return sum(p.numel() for name, p in names.items() if output_layer or not name.startswith("output."))

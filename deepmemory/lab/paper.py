@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from deepmemory.lab.settings import CELLS, TASKS, Setting, check_choice
+from deepmemory.lab.network import TRANSLATION_FEATURES, WORD_FEATURES
+from deepmemory.lab.settings import CELLS, LANGUAGES, PIXELS, SHARED_RATE, TASKS, Setting, check_choice
+from deepmemory.lab.settings import REAL as REAL_TASKS
+from deepmemory.lab.settings import SYNTHETIC as SYNTHETIC_TASKS
 
 RUNS = 51  # of every cell in the synthetic tasks
 EPOCHS = 100  # of every run, at most
@@ -45,28 +48,6 @@ WEIGHT_COUNTS: dict[str, dict[str, int]] = {
 }
 
 LENGTHS = {"adding": (100, 110), "temporal-order": (100, 110), "noisy-sequence": (100, 100)}
-
-
-def setting(task: str, cell: str) -> Setting:
-    """The paper's setting of a synthetic task for one cell."""
-    check_choice("task", task, TASKS)
-    check_choice("cell", cell, CELLS)
-    block, lr = SYNTHETIC[task][cell]
-    shortest, longest = LENGTHS[task]
-    hidden: tuple[int, ...] = block
-    transition: tuple[int, ...] = ()
-    depth = 1
-    if cell == "rhn":
-        hidden, depth = block[:1], block[1]
-    elif cell == "dmu":
-        hidden, transition = block[-1:], block[:-1]
-    return Setting(task, cell, hidden, transition, depth, lr=lr, min_length=shortest, max_length=longest)
-
-
-def settings(tasks: Iterable[str] = TASKS, cells: Iterable[str] = CELLS) -> list[Setting]:
-    """The paper's settings of several tasks and cells, task by task."""
-    cells = list(cells)
-    return [setting(task, cell) for task in tasks for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -116,7 +97,7 @@ class Reading:
     labels: tuple[str, str]  # the main reading and the other one, in few words
     why: str
     command: str  # that trains the other reading
-    tasks: tuple[str, ...] = TASKS
+    tasks: tuple[str, ...] = SYNTHETIC_TASKS
     cells: tuple[str, ...] = CELLS
 
 
@@ -200,6 +181,135 @@ REAL_DATA: dict[str, dict[str, dict[int, RealDataSetting]]] = {
         },
     },
 }
+
+
+# The paper gives no recipe for the pixels; this one is ours. Units are the DMU's, one linear layer each; the other
+# cells get as many units as make their weights the nearest in number.
+UNITS = (96, 128)
+PIXEL_RECIPE: dict[str, Any] = {"lr": 0.004, "gamma": 0.94, "batch": 128, "epochs": 60}
+PIXEL_MEMORY_BIAS = 4.0  # 784 steps are a long time to remember
+
+DMU_C = "dmu-c"  # the paper's name for a DMU whose module learns at the rate of everything else
+KINDS = (*CELLS, DMU_C)
+COMPARED = ("rhn", "dmu", DMU_C)
+PAPER_CELLS = {
+    **dict.fromkeys(SYNTHETIC_TASKS, CELLS),
+    **dict.fromkeys(REAL_TASKS, COMPARED),
+    "pixel-mnist": ("dmu", "gru", "lstm"),
+}
+
+
+def setting(task: str, cell: str, depth: int = 1, units: int = UNITS[-1]) -> Setting:
+    """The paper's setting of a task for one cell, ``dmu-c`` among them.
+
+    ``depth`` is the number of linear layers of a DMU or RHN where data is real, ``units`` the size of a DMU for
+    pixels. What the paper did not train (RNN, LSTM and GRU on music and language) learns like its RHN, with as
+    many weights.
+    """
+    check_choice("task", task, TASKS)
+    check_choice("cell", cell, KINDS)
+    made = synthetic(task, cell) if task in SYNTHETIC_TASKS else real(task, cell, depth, units)
+    return replace(made, module_rate=SHARED_RATE) if cell == DMU_C else made
+
+
+def settings(
+    tasks: Iterable[str] = TASKS, cells: Iterable[str] | None = None, depths: Iterable[int] = DEPTHS
+) -> list[Setting]:
+    """The paper's settings, task by task; cells that are left out are those the paper compares in each task."""
+    chosen = None if cells is None else list(cells)
+    found: list[Setting] = []
+    for task in tasks:
+        of_task = chosen or PAPER_CELLS[task]
+        if task in SYNTHETIC_TASKS:
+            found += [setting(task, cell) for cell in of_task]
+        elif task == "pixel-mnist":
+            each = [setting(task, cell, units=units) for units in UNITS for cell in of_task]
+            found += [replace(one, pixels=pixels) for pixels in PIXELS for one in each]
+        else:
+            each = [setting(task, c, depth) for depth in depths for c in of_task if depth == 1 or c in COMPARED]
+            languages = LANGUAGES if task == "translation" else ("spanish",)
+            found += [replace(one, language=language) for language in languages for one in each]
+    return found
+
+
+def synthetic(task: str, cell: str) -> Setting:
+    """Small networks."""
+    kind = cell.removesuffix("-c")
+    block, lr = SYNTHETIC[task][kind]
+    shortest, longest = LENGTHS[task]
+    hidden: tuple[int, ...] = block
+    transition: tuple[int, ...] = ()
+    depth = 1
+    if kind == "rhn":
+        hidden, depth = block[:1], block[1]
+    elif kind == "dmu":
+        hidden, transition = block[-1:], block[:-1]
+    return Setting(task, kind, hidden, transition, depth, lr=lr, min_length=shortest, max_length=longest)
+
+
+def real(task: str, cell: str, depth: int, units: int) -> Setting:
+    """Larger ones."""
+    kind = cell.removesuffix("-c")
+    if task == "pixel-mnist":
+        width = units if kind == "dmu" else equal_width(kind, FEATURES[task], 2 * units * (FEATURES[task] + units + 1))
+        made = Setting(task, kind, (width,), **PIXEL_RECIPE)
+        return replace(made, memory_bias=PIXEL_MEMORY_BIAS) if kind == "dmu" else made
+    if depth not in DEPTHS:
+        raise ValueError(f"{task}: the paper has depths {', '.join(map(str, DEPTHS))}, got {depth}; see dmu train")
+    row = REAL_DATA[task]["dmu" if kind == "dmu" else "rhn"][depth]
+    how: dict[str, Any] = {
+        "lr": row.lr,
+        "weight_decay": row.weight_decay,
+        "gamma": row.gamma,
+        "epochs": REAL_EPOCHS[task],
+    }
+    if kind == "dmu":
+        state = TRANSLATION_STATE if task == "translation" else row.width
+        return Setting(task, kind, (state,), (row.width,) * (depth - 1), memory_bias=0.0, **how)
+    if kind == "rhn":
+        return Setting(task, kind, (row.width,), depth=depth, **how)
+    if depth != 1:
+        raise ValueError(f"{task}: {kind} has no depth; give 1, got {depth}")
+    weights = 2 * row.width * (FEATURES[task] + row.width + 1)
+    return Setting(task, kind, (equal_width(kind, FEATURES[task], weights),), **how)
+
+
+# What the recurrent block of each task reads.
+FEATURES = {"polymusic": 88, "natlang": WORD_FEATURES, "translation": TRANSLATION_FEATURES, "pixel-mnist": 1}
+GATES = {"rnn": 1, "gru": 3, "lstm": 4, "rhn": 2, "dmu": 2}
+
+
+def equal_width(cell: str, features: int, weights: int) -> int:
+    """Units of a one-layer cell that has as nearly as many weights as this.
+
+    >>> equal_width("rhn", 88, 2 * 100 * (88 + 100 + 1))
+    100
+    """
+    biases = 2 if cell in ("rnn", "gru", "lstm") else 1
+    counts = {d: GATES[cell] * d * (features + d + biases) for d in range(1, weights)}
+    return min(counts, key=lambda d: abs(counts[d] - weights))
+
+
+def data_of(setting: Setting) -> str | None:
+    """Name of the data a setting needs; none for what is drawn."""
+    names = {"polymusic": setting.music, "natlang": "ptb", "translation": setting.language, "pixel-mnist": "mnist"}
+    return names.get(setting.task)
+
+
+# Sizes that show something in two minutes on two CPU cores; nobody should compare them with the paper.
+QUICK: dict[str, dict[str, Any]] = {
+    **{task: {"epochs": 20} for task in SYNTHETIC_TASKS},
+    "polymusic": {"limit": 64, "epochs": 20},
+    "natlang": {"limit": 20_000, "batch": 8, "window": 50, "epochs": 5},
+    "translation": {"pairs": 2000, "epochs": 10},
+    "pixel-mnist": {"limit": 2000, "epochs": 4},
+}
+QUICK_RUNS = 2
+
+
+def quick(setting: Setting) -> Setting:
+    """A small version of a setting."""
+    return replace(setting, **QUICK[setting.task])
 
 
 class Spread(NamedTuple):
@@ -350,4 +460,120 @@ PIXEL_MNIST: tuple[Pixels, ...] = (
     Pixels("Lipschitz RNN", 99.4, 96.3, 128, "34K"),
     Pixels("DMU (ours)", 98.5, 93.4, 96, "20K"),
     Pixels("DMU (ours)", 98.7, 93.4, 128, "34K"),
+)
+
+# The series of a study that each table is about.
+MEASURES: dict[str, str] = {
+    "polymusic": "loss",
+    "natlang": "perplexity",
+    "translation": "perplexity",
+    "pixel_mnist": "accuracy",
+    "polymusic_lr_ablation": "loss",
+    "natlang_lr_ablation": "perplexity",
+    "translation_lr_ablation": "accuracy",
+}
+PAIRS = {"Spa2Eng": "spanish", "Por2Eng": "portuguese", "Ger2Eng": "german"}  # the tables' names and ours
+NO_DATA = ("portuguese",)  # its file was not at hand; see deepmemory.lab.data.registry
+
+
+def kind_of(setting: Setting) -> str:
+    """The cell's name in the paper: a DMU whose module learns like everything else is ``dmu-c``."""
+    return DMU_C if setting.cell == "dmu" and setting.module_rate == SHARED_RATE else setting.cell
+
+
+def depth_of(setting: Setting) -> int:
+    """Linear layers that a state goes through in one step.
+
+    >>> depth_of(setting("natlang", "dmu", 5)), depth_of(setting("natlang", "rhn", 5))
+    (5, 5)
+    """
+    return len(setting.transition) + 1 if setting.cell == "dmu" else setting.depth
+
+
+@dataclass(frozen=True)
+class TableClaim:
+    """What the paper says of tables; ``deepmemory.lab.report.claims`` checks it against them and against records."""
+
+    text: str  # in few words
+    check: str  # name of the rule that decides
+    tables: tuple[str, ...]
+    cells: tuple[str, ...] = ("dmu", "rhn")  # in the order the rule wants
+    sizes: tuple[int, ...] = DEPTHS  # depths, or units where the data is pixels
+    parts: tuple[str, ...] = ()  # languages or orders of pixels; none is all
+    note: str = ""  # where the paper's text and table disagree, and the like
+
+
+TEXT_AND_TABLE = "In the paper's table it is at depth 2 that the RHN is ahead, for all three pairs, and nowhere else."
+
+TABLE_CLAIMS: tuple[TableClaim, ...] = (
+    TableClaim("DMU outperforms RHN at 3 of 4 depths in mean test loss", "most", ("polymusic",)),
+    TableClaim("DMU is better than RHN at depths 1, 5 and 10", "better", ("natlang",), sizes=(1, 5, 10)),
+    TableClaim("RHN is slightly better than DMU at depth 2", "slightly", ("natlang",), ("rhn", "dmu"), (2,)),
+    TableClaim(
+        "DMU is better than RHN at every depth for Spanish and German",
+        "better",
+        ("translation",),
+        parts=("spanish", "german"),
+        note=TEXT_AND_TABLE,
+    ),
+    TableClaim(
+        "DMU is better than RHN at every depth but 1 for Portuguese",
+        "better",
+        ("translation",),
+        sizes=(2, 5, 10),
+        parts=("portuguese",),
+        note=TEXT_AND_TABLE,
+    ),
+    TableClaim("Both networks are best at depth 1 or 2", "shallow", ("translation",)),
+    TableClaim("Greater depth makes both networks worse", "worsens", ("translation",)),
+    TableClaim("Depth costs the RHN more than the DMU", "steeper", ("translation",), ("rhn", "dmu")),
+    TableClaim("DMU outperforms RHN in 15 of 20 mean test scores", "most", ("polymusic", "natlang", "translation")),
+    TableClaim("DMU stays competitive in the other five", "competitive", ("polymusic", "natlang", "translation")),
+    TableClaim("Depth did not yield better results", "shallow", ("polymusic", "natlang", "translation")),
+    TableClaim(
+        "Reducing the module's learning rate helps in music",
+        "better",
+        ("polymusic_lr_ablation",),
+        ("dmu", DMU_C),
+        note="The text makes no exception; in the paper's table it helps at depths 5 and 10 alone.",
+    ),
+    TableClaim(
+        "It helps in music at depths 5 and 10", "better", ("polymusic_lr_ablation",), ("dmu", DMU_C), sizes=(5, 10)
+    ),
+    TableClaim(
+        "Reducing the module's learning rate helps in language", "better", ("natlang_lr_ablation",), ("dmu", DMU_C)
+    ),
+    TableClaim(
+        "Reducing the module's learning rate helps in translation",
+        "better",
+        ("translation_lr_ablation",),
+        ("dmu", DMU_C),
+    ),
+    TableClaim("DMU classifies 98.5 to 98.7 % in order", "reaches", ("pixel_mnist",), ("dmu",), UNITS, ("ordered",)),
+    TableClaim("DMU classifies 93.4 % when permuted", "reaches", ("pixel_mnist",), ("dmu",), UNITS, ("permuted",)),
+)
+
+TABLE_READINGS: tuple[Reading, ...] = (
+    Reading(
+        "What the decoder is fed while it learns",
+        "feedback",
+        "teacher",
+        ("its own words", "the right words"),
+        "The paper gives a teacher forcing ratio of 1.0, which reads as if the decoder were always fed the right "
+        "words. In the authors' published code the ratio works the other way round: at 1.0 it is fed its own.",
+        "dmu paper translation --feedback teacher",
+        tasks=("translation",),
+        cells=COMPARED,
+    ),
+    Reading(
+        "How many pairs of sentences",
+        "pairs",
+        0,
+        ("the first 30,000", "all"),
+        "The paper's numbers of weights are those of the vocabularies of whole files. The authors' published code "
+        "reads the first 30,000 lines of each, which are its shortest sentences.",
+        "dmu paper translation --pairs all",
+        tasks=("translation",),
+        cells=COMPARED,
+    ),
 )

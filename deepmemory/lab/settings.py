@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
 CELLS = ("rnn", "lstm", "gru", "rhn", "dmu")
-TASKS = ("adding", "temporal-order", "noisy-sequence")
+SYNTHETIC = ("adding", "temporal-order", "noisy-sequence")
+REAL = ("polymusic", "natlang", "translation", "pixel-mnist")
+TASKS = SYNTHETIC + REAL
 ACTIVATIONS = ("leaky_relu", "relu", "tanh", "silu", "gelu")
 NOISES = ("random", "fixed")
+MUSIC = ("nottingham", "jsb-chorales", "musedata", "piano-midi")
+LANGUAGES = ("spanish", "portuguese", "german")
+FEEDBACKS = ("own", "teacher")
+PIXELS = ("ordered", "permuted")
+SHARED_RATE = "same"  # value of module_rate: the paper's DMU-C
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 THRESHOLDS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the validation loss, in the paper's figures
 
@@ -39,22 +47,33 @@ class Setting:
     memory_bias: float = option(3.0, "DMU: added to the bias of z at the start")
     forget_bias: float = option(2.0, "LSTM: the forget gate's bias at the start, in both bias vectors")
     lr: float = option(0.01, "Adam's learning rate")
-    module_rate: str = option("formula", "DMU: learning rate of the module: formula (lr / 2n) or a number")
+    module_rate: str = option(
+        "formula", "DMU: learning rate of the module: formula (lr / 2n), same (as everything else: DMU-C) or a number"
+    )
     weight_decay: float = option(0.0, "L2 penalty, the way Adam (not AdamW) applies it")
     gamma: float = option(1.0, "the learning rate is multiplied by this after every epoch")
     batch: int = option(32, "sequences per optimiser step")
-    steps: int = option(200, "optimiser steps per epoch")
+    steps: int = option(200, "synthetic tasks: optimiser steps per epoch")
     epochs: int = option(100, "train at most this long; a finished study goes on when this grows")
     stop_below: float = option(1e-6, "a run stops when its validation loss stays under this")
     patience: int = option(5, "epochs in a row under stop_below before a run stops")
-    validation: int = option(1000, "fixed sequences measured after every epoch")
-    test: int = option(10000, "fixed sequences measured once, with the best weights")
-    min_length: int = option(100, "time steps of the shortest sequence")
-    max_length: int = option(110, "time steps of the longest sequence")
+    validation: int = option(1000, "synthetic tasks: fixed sequences measured after every epoch")
+    test: int = option(10000, "synthetic tasks: fixed sequences measured once, with the best weights")
+    min_length: int = option(100, "synthetic tasks: time steps of the shortest sequence")
+    max_length: int = option(110, "synthetic tasks: time steps of the longest sequence")
     noise: str = option(
         "random", "noisy-sequence: symbols after the first are drawn each time (random) or once (fixed)"
     )
     precision: str = option("32-true", f"of weights and arithmetic: {', '.join(PRECISIONS)}")
+    music: str = option("nottingham", f"polymusic: which pieces: {', '.join(MUSIC)}")
+    window: int = option(100, "natlang: words between two optimiser steps")
+    language: str = option("spanish", f"translation: into English, from: {', '.join(LANGUAGES)}")
+    pairs: int = option(
+        30000, "translation: the first so many pairs of sentences, which are the shortest; 0 or all: all of them"
+    )
+    feedback: str = option("own", "translation: the decoder is fed its own words (own) or the right ones (teacher)")
+    pixels: str = option("ordered", "pixel-mnist: row by row (ordered), or mixed in one fixed way (permuted)")
+    limit: int = option(0, "music, text, pixels: the first so many pieces, words or images of each split; 0 is all")
 
     def __post_init__(self) -> None:
         check_choice("task", self.task, TASKS)
@@ -62,26 +81,34 @@ class Setting:
         check_choice("activation", self.activation, ACTIVATIONS)
         check_choice("noise", self.noise, NOISES)
         check_choice("precision", self.precision, PRECISIONS)
-        if self.module_rate != "formula":
+        check_choice("music", self.music, MUSIC)
+        check_choice("language", self.language, LANGUAGES)
+        check_choice("feedback", self.feedback, FEEDBACKS)
+        check_choice("pixels", self.pixels, PIXELS)
+        if self.module_rate not in ("formula", SHARED_RATE):
             try:
                 rate = float(self.module_rate)
             except ValueError:
                 rate = -1.0
             if not rate > 0:
-                raise ValueError(f"module_rate should be formula or a positive number, got {self.module_rate!r}")
+                raise ValueError(f"module_rate should be formula, same or a positive number, got {self.module_rate!r}")
             object.__setattr__(self, "module_rate", repr(rate))  # 1e-3 and 0.001 are one setting
         if not self.hidden or min(self.hidden) < 1 or any(width < 1 for width in self.transition):
             raise ValueError(
                 f"hidden and transition should list positive widths, got {self.hidden} and {self.transition}"
             )
-        for name in ("depth", "batch", "steps", "epochs", "patience", "validation", "test", "min_length"):
+        for name in ("depth", "batch", "steps", "epochs", "patience", "validation", "test", "min_length", "window"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} should be at least 1, got {getattr(self, name)}")
+        for name, value in asdict(self).items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"{name} should be a finite number, got {value}")
         for name in ("lr", "gamma", "stop_below"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} should be positive, got {getattr(self, name)}")
-        if self.weight_decay < 0:
-            raise ValueError(f"weight_decay should not be negative, got {self.weight_decay}")
+        for name in ("weight_decay", "pairs", "limit"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} should not be negative, got {getattr(self, name)}")
         if self.max_length < self.min_length:
             raise ValueError(f"max_length {self.max_length} is shorter than min_length {self.min_length}")
         if self.task == "noisy-sequence" and self.max_length != self.min_length:
@@ -90,15 +117,19 @@ class Setting:
                 f"got {self.min_length} and {self.max_length}"
             )
         for name, (owner, belongs) in OWNERS.items():
-            if getattr(self, owner) != belongs and getattr(self, name) != DEFAULTS[name]:
+            if getattr(self, owner) not in belongs and getattr(self, name) != DEFAULTS[name]:
                 raise ValueError(
-                    f"{name} belongs to the {owner} {belongs}; leave it out for the {owner} {getattr(self, owner)}"
+                    f"{name} belongs to the {owner} {' or '.join(belongs)}; leave it out for the {owner} "
+                    f"{getattr(self, owner)}"
                 )
 
     @property
     def key(self) -> str:
         """Name of the study: equal for equal settings; how long it trains is left out, so a study can go on."""
         content = {name: value for name, value in asdict(self).items() if name != "epochs"}
+        for name in LATER:
+            if content[name] == DEFAULTS[name]:
+                del content[name]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_json(self) -> str:
@@ -114,11 +145,17 @@ class Machine:
     engine: str = option("auto", "of the recurrent layers, from deepmemory.engines()")
     graph: bool = option(True, "on a GPU, capture one training step and replay it")
     threads: int = option(0, "CPU threads; 0 chooses by the number of runs")
+    devices: int = option(1, "processes on each machine, with a GPU each or on the CPU: they share every batch")
+    nodes: int = option(1, "machines that share every batch; see the page on more than one machine")
+    data: str | None = option(None, "folder of local copies of the data; default: $DEEPMEMORY_DATA")
 
 
 def setting_from_json(text: str) -> Setting:
     """The reverse of :meth:`Setting.to_json`."""
-    return change(Setting(), json.loads(text))
+    fields_of = json.loads(text)
+    if not isinstance(fields_of, dict):
+        raise ValueError(f"settings should be a JSON object, got {text[:40]!r}")
+    return change(Setting(), fields_of)
 
 
 def change(setting: Setting, changes: Mapping[str, Any]) -> Setting:
@@ -139,10 +176,12 @@ def parse(name: str, kind: Any, value: Any) -> Any:
             if isinstance(value, str):
                 value = [part for part in value.strip("()[] ").split(",") if part.strip()]
             return tuple(int(width) for width in value)
+        if name == "pairs" and value == "all":
+            return 0
         if kind is int and isinstance(value, float) and value != int(value):
             raise ValueError
         return kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         expected = "whole numbers separated by commas" if kind == tuple[int, ...] else f"of type {kind.__name__}"
         raise ValueError(f"{name} should be {expected}, got {value!r}") from None
 
@@ -154,15 +193,29 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     return value
 
 
-# Settings that mean something to one cell or task alone.
-OWNERS = {
-    "transition": ("cell", "dmu"),
-    "activation": ("cell", "dmu"),
-    "memory_bias": ("cell", "dmu"),
-    "module_rate": ("cell", "dmu"),
-    "forget_bias": ("cell", "lstm"),
-    "depth": ("cell", "rhn"),
-    "noise": ("task", "noisy-sequence"),
+# Settings that mean something to some cells or tasks alone.
+OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "transition": ("cell", ("dmu",)),
+    "activation": ("cell", ("dmu",)),
+    "memory_bias": ("cell", ("dmu",)),
+    "module_rate": ("cell", ("dmu",)),
+    "forget_bias": ("cell", ("lstm",)),
+    "depth": ("cell", ("rhn",)),
+    "steps": ("task", SYNTHETIC),
+    "validation": ("task", SYNTHETIC),
+    "test": ("task", SYNTHETIC),
+    "min_length": ("task", SYNTHETIC),
+    "max_length": ("task", SYNTHETIC),
+    "noise": ("task", ("noisy-sequence",)),
+    "music": ("task", ("polymusic",)),
+    "window": ("task", ("natlang",)),
+    "language": ("task", ("translation",)),
+    "pairs": ("task", ("translation",)),
+    "feedback": ("task", ("translation",)),
+    "pixels": ("task", ("pixel-mnist",)),
+    "limit": ("task", ("polymusic", "natlang", "pixel-mnist")),
 }
+# Settings that came after the first studies: they are part of a study's name where they differ from the default.
+LATER = ("music", "window", "language", "pairs", "feedback", "pixels", "limit")
 DEFAULTS = {f.name: f.default for f in fields(Setting)}
 HELP = {f.name: f.metadata["help"] for cls in (Setting, Machine) for f in fields(cls)}

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from deepmemory.lab import training
 from deepmemory.lab.progress import Display
@@ -15,8 +20,35 @@ from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.training import Epoch, Group, Trainer
 
 RUNS_PER_THREAD = 16
+SMALL_NETWORK = 10_000  # weights
+SAVING_SHARE = 10  # a checkpoint is written when this many times as long has passed as writing takes
+
+WATCHED = 10  # times in a study, and after its first epoch
 
 Tracker = Callable[[Setting, Epoch], None]
+Watch = Callable[[Trainer, Group], dict[str, list[float]]]  # numbers by name for each run of the stack
+
+
+class Observers(NamedTuple):
+    """Who is told what happens."""
+
+    display: Display
+    track: Tracker | None = None
+    watch: Watch | None = None
+
+
+def write_watch(records: Records, study: int, epoch: Epoch, group: Group, values: dict[str, list[float]]) -> None:
+    """Record what was seen of the runs that trained in this epoch; others may still be in the stack."""
+    places = [place for place, row in enumerate(group.rows) if group.seeds[row] in epoch.values]
+    seeds = [group.seeds[group.rows[place]] for place in places]
+    records.write_watch(
+        study, epoch.number, seeds, {name: [of[place] for place in places] for name, of in values.items()}
+    )
+
+
+def watched(epoch: int, epochs: int) -> bool:
+    """Whether to look closer after this epoch."""
+    return epoch == 1 or epoch % max(1, epochs // WATCHED) == 0
 
 
 def run_studies(
@@ -26,16 +58,22 @@ def run_studies(
     machine: Machine,
     display: Display,
     track: Tracker | None = None,
+    watch: Watch | None = None,
 ) -> None:
-    """Train every setting with every seed, unless the records have it already; safe to kill and to repeat."""
-    records = Records(out, write=True)
+    """Train every setting with every seed, unless the records have it already; safe to kill and to repeat.
+
+    Where several processes share every batch, the first one keeps the records and tells the others what to train.
+    """
     settings = list(settings)
+    if is_follower(settings, machine):
+        return follow(settings, machine)
+    records = Records(out, write=True)
     threads = torch.get_num_threads()
     try:
         display.plan(settings, seeds)
         for setting in settings:
             with records.lock(setting, display.say):
-                run_study(records, setting, seeds, machine, display, track)
+                run_study(records, setting, seeds, machine, Observers(display, track, watch))
     finally:
         torch.set_num_threads(threads)
         records.close()
@@ -46,34 +84,66 @@ def run_study(
     setting: Setting,
     seeds: Sequence[int],
     machine: Machine,
-    display: Display,
-    track: Tracker | None = None,
+    observers: Observers,
 ) -> None:
     """One setting: first the groups of runs that were begun, then the seeds nobody has."""
     trainer = training.make_trainer(setting, machine)
     study = records.open_study(setting, trainer.series)
     known = {run.seed: run for run in recorded_runs(records, setting)}
-    display.begin(setting, list(known.values()))
+    observers.display.begin(setting, list(known.values()))
     missing = [seed for seed in seeds if seed not in known or not is_done(known[seed], setting)]
     if missing:
         session = records.open_session(str(trainer.fabric.device), machine.engine)
-        for path, group in begun_groups(records, trainer, known, missing):
+        for path, tensors, info in usable_checkpoints(records, setting, known, missing):
+            group = training.group_from_checkpoint(trainer, tensors, info)
             missing = [seed for seed in missing if seed not in group.seeds]
             torch.set_num_threads(machine.threads or fitting_threads(group))
-            train_group(records, study, session, trainer, group, path, display, track)
+            train_group(records, study, session, trainer, group, path, observers)
         if missing:
             lost = [seed for seed in missing if seed in known]
             if lost:
-                display.say(f"{setting.task} {setting.cell}: no checkpoint for seeds {lost}; they start again")
+                observers.display.say(
+                    f"{setting.task} {setting.cell}: no checkpoint for seeds {lost}; they start again"
+                )
             group = training.fresh_group(trainer, missing)
             path = records.checkpoint_folder(setting) / f"runs-{min(missing)}.safetensors"
             torch.set_num_threads(machine.threads or fitting_threads(group))
-            train_group(records, study, session, trainer, group, path, display, track)
-    display.end(setting, recorded_runs(records, setting))
+            train_group(records, study, session, trainer, group, path, observers)
+    share(trainer, None)
+    observers.display.end(setting, recorded_runs(records, setting))
+
+
+def is_follower(settings: Sequence[Setting], machine: Machine) -> bool:
+    """Whether this process is one of several and not the first; starts them if nobody has."""
+    if machine.devices * machine.nodes == 1:
+        return False
+    precision = settings[0].precision
+    return not training.open_fabric(machine.device, precision, machine.devices, machine.nodes).is_global_zero
+
+
+def follow(settings: Sequence[Setting], machine: Machine) -> None:
+    """Train what the first process trains, and leave recording to it."""
+    for setting in settings:
+        trainer = training.make_trainer(setting, machine)
+        while (told := trainer.fabric.broadcast(None)) is not None:
+            for _ in training.train(trainer, training.group_from_checkpoint(trainer, *told)):
+                pass
+
+
+def share(trainer: Trainer, group: Group | None) -> None:
+    """Tell the other processes, where there are any, what is trained next; None ends a study."""
+    if trainer.fabric.world_size > 1:
+        told = None
+        if group is not None:
+            tensors, info = training.checkpoint_of(group)
+            told = ({name: tensor.detach().cpu() for name, tensor in tensors.items()}, info)
+        trainer.fabric.broadcast(told)
 
 
 def fitting_threads(group: Group) -> int:
     """A few small networks are slower on many threads, far slower where other programs run too."""
+    if sum(weight[0].numel() for weight in group.weights.values()) > SMALL_NETWORK:
+        return os.cpu_count() or 1
     return max(1, min(os.cpu_count() or 1, len(group.seeds) // RUNS_PER_THREAD))
 
 
@@ -90,11 +160,11 @@ def is_done(run: Run, setting: Setting) -> bool:
     return run.test is not None or run.best_epoch is None
 
 
-def begun_groups(
-    records: Records, trainer: Trainer, known: dict[int, Run], missing: Sequence[int]
-) -> Iterable[tuple[Path, Group]]:
-    """Groups with a missing seed that can go on from their checkpoint."""
-    for path in sorted(records.checkpoint_folder(trainer.setting).glob("*.safetensors")):
+def usable_checkpoints(
+    records: Records, setting: Setting, known: dict[int, Run], missing: Sequence[int]
+) -> Iterator[tuple[Path, dict[str, Tensor], dict[str, Any]]]:
+    """Checkpoints of groups with a missing seed, whose epochs are all recorded."""
+    for path in sorted(records.checkpoint_folder(setting).glob("*.safetensors")):
         tensors, info = load_checkpoint(path)
         told = [len(known[seed].curves) if seed in known else -1 for seed in info["seeds"]]
         recorded = all(
@@ -102,7 +172,27 @@ def begun_groups(
             for epochs, state in zip(told, info["state"], strict=True)
         )
         if recorded and set(info["seeds"]) & set(missing):
-            yield path, training.group_from_checkpoint(trainer, tensors, info)
+            yield path, tensors, info
+
+
+class SavingTimes:
+    """Large checkpoints are left out until they are a small part of the time; what is lost is computed again."""
+
+    def __init__(self) -> None:
+        self.saved, self.took = -math.inf, 0.0
+
+    def due(self, trainer: Trainer, group: Group) -> bool:
+        """Whether this epoch's checkpoint is worth its time; the last one always is."""
+        ended = group.epoch == trainer.setting.epochs or not group.training
+        return ended or time.monotonic() - self.saved >= SAVING_SHARE * self.took
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Around what takes time."""
+        started = time.monotonic()
+        yield
+        self.saved = time.monotonic()
+        self.took = self.saved - started
 
 
 def train_group(
@@ -112,17 +202,22 @@ def train_group(
     trainer: Trainer,
     group: Group,
     path: Path,
-    display: Display,
-    track: Tracker | None,
+    observers: Observers,
 ) -> None:
     """Train one group to its end; after every epoch the database first, then the checkpoint."""
+    share(trainer, group)
     records.begin(study, group.seeds, group.epoch, session)
+    times = SavingTimes()
     for epoch in training.train(trainer, group):
         states = dict(zip(group.seeds, group.state, strict=True))
         best_epochs = dict(zip(group.seeds, group.best_epoch, strict=True))
         records.write_epoch(study, epoch.number, epoch.values, states, best_epochs, epoch.seconds)
-        save_checkpoint(path, *training.checkpoint_of(group))
-        if track is not None:
-            track(trainer.setting, epoch)
-        display.epoch(trainer.setting, epoch, len(group.training))
+        if observers.watch is not None and watched(epoch.number, trainer.setting.epochs):
+            write_watch(records, study, epoch, group, observers.watch(trainer, group))
+        if times.due(trainer, group):
+            with times.saving():
+                save_checkpoint(path, *training.checkpoint_of(group))
+        if observers.track is not None:
+            observers.track(trainer.setting, epoch)
+        observers.display.epoch(trainer.setting, epoch, len(group.training))
     records.write_end(study, training.end_states(group), training.test(trainer, group))

@@ -1,9 +1,9 @@
 """Trains R runs of one setting side by side.
 
 The weights of all runs are stacked, (R, ...), and the network is called under ``torch.vmap``; Adam works
-element by element, so every run follows the course it would take alone. A step asks the task for fresh
-data by (seed of the run, number of the step), so it needs no input: on a GPU it is captured once as a
-CUDA graph and replayed.
+element by element, so every run follows the course it would take alone. A step asks the task's feed for
+the batch of a number that lies on the device, so it needs no input: on a GPU it is captured once for every
+shape of batch as a CUDA graph, and replayed.
 
 Read :func:`train` first.
 """
@@ -14,22 +14,23 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 import deepmemory as dm
 from deepmemory.lab import draws
-from deepmemory.lab.network import Network, initial_weights
+from deepmemory.lab.network import initial_weights
 from deepmemory.lab.records import DIVERGED, REACHED, RUNNING, SPENT
-from deepmemory.lab.settings import Machine, Setting
-from deepmemory.lab.tasks import Task, task_of
+from deepmemory.lab.settings import SHARED_RATE, Machine, Setting
+from deepmemory.lab.tasks import Shape, Tally, Task, task_of
 
 DROP_FINISHED = 0.75  # the stack is made smaller when at most this part of it is still training
-EVALUATED_AT_ONCE = 2**26  # numbers in the input of one evaluation call, all runs together
+EVALUATED_AT_ONCE = {"cpu": 2**25, "cuda": 2**29}  # numbers in the largest tensor of an evaluation, all runs together
 WARM_UP = 3  # steps before a capture: kernels get compiled, memory gets its place
 
 Weights = dict[str, Tensor]
@@ -61,7 +62,7 @@ class Epoch:
     """What one epoch brought, by seed."""
 
     number: int  # from 1
-    values: dict[int, list[float]]  # train_loss, valid_loss, then metrics
+    values: dict[int, list[float]]  # as named by Trainer.series
     seconds: float
 
 
@@ -71,37 +72,39 @@ class Trainer:
 
     setting: Setting
     task: Task
-    network: Network  # its own weights are never used, only its shape
+    network: nn.Module  # its own weights are never used, only its shape
     fabric: Fabric
     dtype: torch.dtype
     graph: bool
 
     @property
     def series(self) -> list[str]:
-        """Names of an epoch's values."""
-        one = torch.zeros(1, self.task.output_size)
-        metrics = self.task.metrics(one, torch.zeros(1, dtype=torch.int64))
-        return ["train_loss", "valid_loss", *(f"valid_{name}" for name in metrics)]
+        """Names of an epoch's values: the losses, then each measure."""
+        if not self.task.every_epoch:
+            return ["train_loss", "valid_loss", *(f"valid_{name}" for name in self.task.measures)]
+        return [f"{split}_{name}" for name in ("loss", *self.task.measures) for split in ("train", "valid", "test")]
 
 
 def make_trainer(setting: Setting, machine: Machine = Machine()) -> Trainer:  # noqa: B008 (frozen)
     """Pick device and precision; TF32 stays off, the losses studied here go below its resolution."""
-    fabric = open_fabric(machine.device, setting.precision)
+    fabric = open_fabric(machine.device, setting.precision, machine.devices, machine.nodes)
     if machine.threads:
         torch.set_num_threads(machine.threads)
     if fabric.device.type == "cuda":
         torch.cuda.set_device(fabric.device)
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
-    task = task_of(setting)
-    network = Network(setting, task, machine.engine)
+    task = task_of(setting, machine.data)
+    network = task.network(setting, machine.engine)
     with fabric.init_tensor():
         dtype = torch.empty(0).dtype
-    return Trainer(setting, task, network, fabric, dtype, machine.graph and fabric.device.type == "cuda")
+    graph = machine.graph and fabric.device.type == "cuda" and fabric.world_size == 1
+    return Trainer(setting, task, network, fabric, dtype, graph)
 
 
-def open_fabric(device: str, precision: str) -> Fabric:
-    """Lightning's Fabric on one device."""
+@lru_cache(maxsize=1)
+def open_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -> Fabric:
+    """Lightning's Fabric on one device, or on several processes that it starts or finds started."""
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda", "mps"):
         raise ValueError(f"unknown device {device!r}; choose from auto, cpu, cuda, cuda:1 (any number), mps")
@@ -109,58 +112,120 @@ def open_fabric(device: str, precision: str) -> Fabric:
         raise ValueError("device cuda: this machine has no CUDA GPU that torch can use; choose cpu or auto")
     if kind == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device mps: this machine has no Apple GPU that torch can use; choose cpu or auto")
-    devices: Any = [int(index)] if index and kind == "cuda" else 1
-    return Fabric(accelerator=kind, devices=devices, precision=precision)  # type: ignore[arg-type]
+    several = devices * nodes > 1
+    if several and index:
+        raise ValueError(f"device {device!r} is one device; leave the number out to use {devices * nodes}")
+    chosen: Any = [int(index)] if index and kind == "cuda" else devices
+    how = {"strategy": "ddp", "num_nodes": nodes} if several else {}
+    fabric = Fabric(accelerator=kind, devices=chosen, precision=precision, **how)  # type: ignore[arg-type]
+    if several:
+        fabric.launch()
+    return fabric
 
 
 def train(trainer: Trainer, group: Group) -> Iterator[Epoch]:
     """Train until every run has stopped or used up its epochs; yields after every epoch, ready to be saved."""
-    setting, device = trainer.setting, trainer.fabric.device
-    stacked, step = None, None
+    setting = trainer.setting
+    stacked, steps = None, None
     while group.training and group.epoch < setting.epochs:
         started = time.perf_counter()
         for settings in group.adam.param_groups:
             set_rate(settings, settings["initial_lr"] * setting.gamma**group.epoch)
         if stacked is not group.adam:  # at the start, and when the stack has become smaller
-            seeds = torch.tensor([group.seeds[row] for row in group.rows], device=device)
-            counter = torch.zeros((), dtype=torch.int64, device=device)
-            train_loss = torch.zeros(len(group.rows), dtype=trainer.dtype, device=device)
-            stacked, step = group.adam, make_step(trainer, group, seeds, counter, train_loss)
-        counter.fill_(group.epoch * setting.steps)
-        train_loss.zero_()
-        assert step is not None
-        for _ in range(setting.steps):
-            step()
-        measured = evaluate(trainer, group.weights, draws.VALIDATION, setting.validation)
+            stacked, steps = group.adam, Steps(trainer, group)
+        assert steps is not None
+        trained = steps.epoch(group.epoch)
         # The only place in an epoch where the host waits for the device.
-        values = torch.stack((train_loss / setting.steps, *measured), 1).tolist()
+        values = measure_epoch(trainer, group, trained) if trainer.fabric.is_global_zero else None
+        if trainer.fabric.world_size > 1:
+            values = trainer.fabric.broadcast(values)
+        assert values is not None
         yield finish_epoch(trainer, group, values, time.perf_counter() - started)
 
 
-def make_step(trainer: Trainer, group: Group, seeds: Tensor, counter: Tensor, train_loss: Tensor) -> Callable[[], None]:
-    """One optimiser step of every run in the stack; adds each run's loss to ``train_loss`` and 1 to ``counter``."""
-    task, weights, adam = trainer.task, group.weights, group.adam
-    leaves = list(weights.values())
+def measure_epoch(trainer: Trainer, group: Group, trained: Tensor) -> list[list[float]]:
+    """Each run's values in the order of ``trainer.series``, from what its training batches gave on average."""
+    seeds = [group.seeds[row] for row in group.rows]
+    valid = evaluate(trainer, group.weights, draws.VALIDATION, seeds)
+    if not trainer.task.every_epoch:
+        return torch.cat((trained[:, :1], valid), 1).tolist()
+    test = evaluate(trainer, group.weights, draws.TEST, seeds)
+    return torch.stack((trained, valid, test), 2).flatten(1).tolist()
 
-    def step() -> None:
-        keys = draws.sequence_keys(seeds, draws.TRAINING, counter, trainer.setting.batch)
-        x, lengths, target = task.make(keys, trainer.dtype)
+
+class Steps:
+    """One optimiser step after another for all runs of a stack."""
+
+    def __init__(self, trainer: Trainer, group: Group) -> None:
+        self.trainer, self.group = trainer, group
+        device = trainer.fabric.device
+        seeds = torch.tensor([group.seeds[row] for row in group.rows], device=device)
+        shard = trainer.fabric.global_rank, trainer.fabric.world_size
+        batch = trainer.setting.batch
+        self.feed = trainer.task.feed(draws.TRAINING, trainer.setting, seeds, batch, trainer.dtype, shard)
+        self.counter = torch.zeros((), dtype=torch.int64, device=device)  # of steps in this epoch
+        self.sums = torch.zeros(len(seeds), 1 + len(trainer.task.measures), dtype=trainer.dtype, device=device)
+        self.captured: dict[Shape, Callable[[], None]] = {}
+        self.pool: Any = None  # of memory, for all captured steps: they never run at the same time
+
+    def epoch(self, number: int) -> Tensor:
+        """Train for an epoch (from 0); what the batches measured on average, (R, measures)."""
+        shapes = self.feed.plan(number)
+        self.counter.zero_()
+        self.sums.zero_()
+        for shape in shapes:
+            self.step_of(shape)()
+        return self.sums / len(shapes)
+
+    def step_of(self, shape: Shape) -> Callable[[], None]:
+        """A step with batches of this shape, captured if the trainer wants it so."""
+        if not self.trainer.graph:
+            return lambda: self.step(shape)
+        if shape not in self.captured:
+            if self.pool is None:
+                self.pool = torch.cuda.graph_pool_handle()
+            changed = [*state_tensors(self.group).values(), self.counter, self.sums, *self.feed.memory]
+            self.captured[shape] = capture(lambda: self.step(shape), changed, self.pool)
+        return self.captured[shape]
+
+    def step(self, shape: Shape) -> None:
+        """Make a batch, take the gradient of each run's loss, change the weights, count."""
+        trainer, group = self.trainer, self.group
+        leaves = list(group.weights.values())
+        batch = self.feed.batch(self.counter, shape)
         with trainer.fabric.autocast():
-            output = forward(trainer.network, weights, x, lengths)
-            losses = task.losses(output, target).mean(1)
+            output = forward(trainer.network, group.weights, batch.inputs, self.feed.in_dims)
+            tally = trainer.task.tally(output, batch)
+            totals = self.over_processes(tally)
+            losses = tally.loss.sum(1) / totals.counts.sum(1)
         # No run's loss depends on another run's weights, so the gradient of the sum is each run's own.
-        for weight, grad in zip(leaves, torch.autograd.grad(losses.sum(), leaves), strict=True):
+        grads = torch.autograd.grad(losses.sum(), leaves)
+        for weight, grad in zip(leaves, self.summed(grads), strict=True):
             weight.grad = grad.contiguous()  # fused Adam reads it in the weight's own layout
-        adam.step()
-        train_loss.add_(losses.detach())
-        counter.add_(1)
+        group.adam.step()
+        with torch.no_grad():
+            self.feed.keep(output)
+            self.sums.add_(measures_of(trainer.task, totals))
+            self.counter.add_(1)
 
-    if not trainer.graph:
-        return step
-    return capture(step, [*state_tensors(group).values(), counter, train_loss])
+    def over_processes(self, tally: Tally) -> Tally:
+        """Sums over all sequences of the batch, wherever they are."""
+        if self.trainer.fabric.world_size == 1:
+            return tally
+        parts = [part.detach().sum(1, keepdim=True) for part in tally if part is not None]
+        return Tally(*self.summed(parts))
+
+    def summed(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Over all processes, in one exchange."""
+        if self.trainer.fabric.world_size == 1:
+            return tensors
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        torch.distributed.all_reduce(flat)
+        parts = flat.split([tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def capture(step: Callable[[], None], changed: list[Tensor]) -> Callable[[], None]:
+def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -> Callable[[], None]:
     """The step as a CUDA graph; ``changed`` are the tensors it works on, which come out as they went in."""
     before = [tensor.detach().clone() for tensor in changed]
     stream = torch.cuda.Stream()
@@ -169,17 +234,17 @@ def capture(step: Callable[[], None], changed: list[Tensor]) -> Callable[[], Non
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 step()
+                with torch.no_grad():  # each time: the step after an epoch's last one has no data
+                    for tensor, value in zip(changed, before, strict=True):
+                        tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, pool=pool):
             step()
     except RuntimeError as error:
         raise RuntimeError(
             f"a training step could not be captured as a CUDA graph; try --no-graph ({error})"
         ) from error
-    with torch.no_grad():
-        for tensor, value in zip(changed, before, strict=True):
-            tensor.copy_(value)
 
     def replay(_read: tuple = (step, changed)) -> None:  # the graph reads memory that must live as long as it does
         graph.replay()
@@ -187,32 +252,68 @@ def capture(step: Callable[[], None], changed: list[Tensor]) -> Callable[[], Non
     return replay
 
 
-def forward(network: Network, weights: Weights, x: Tensor, lengths: Tensor | None, shared: bool = False) -> Tensor:
-    """All runs' outputs (R, B, outputs), each with its own weights; ``shared`` input is the same for all."""
+def forward(network: nn.Module, weights: Weights, inputs: tuple[Any, ...], in_dims: tuple[int | None, ...]) -> Any:
+    """All runs' outputs (R, B, ...), each with its own weights, and its own inputs where ``in_dims`` is 0."""
 
-    def one_run(weights: Weights, x: Tensor, lengths: Tensor | None) -> Tensor:
-        return functional_call(network, weights, (x, lengths))
+    def one_run(weights: Weights, inputs: tuple[Any, ...]) -> Any:
+        return functional_call(network, weights, inputs)
 
-    of_data = None if shared else 0
-    return torch.vmap(one_run, in_dims=(0, of_data, None if lengths is None else of_data))(weights, x, lengths)
+    dims = tuple(None if value is None else dim for value, dim in zip(inputs, in_dims, strict=True))
+    return torch.vmap(one_run, in_dims=(0, dims))(weights, inputs)
 
 
 @torch.no_grad()
-def evaluate(trainer: Trainer, weights: Weights, stream: int, count: int) -> list[Tensor]:
-    """Mean loss and mean metrics (R,) on ``count`` sequences that are the same for every run and study."""
-    task, device = trainer.task, trainer.fabric.device
-    runs = len(next(iter(weights.values())))
-    at_once = max(1, EVALUATED_AT_ONCE // (runs * task.longest * task.input_size))
-    parts: list[list[Tensor]] = []
-    anyone = torch.zeros(1, dtype=torch.int64, device=device)
-    for first in range(0, count, at_once):
-        keys = draws.sequence_keys(anyone, stream, 0, min(at_once, count - first), first)
-        x, lengths, target = task.make(keys, trainer.dtype)
+def evaluate(trainer: Trainer, weights: Weights, split: int, seeds: Sequence[int]) -> Tensor:
+    """Loss and measures (R, measures) of the runs with these seeds on one split."""
+    task, device, setting = trainer.task, trainer.fabric.device, trainer.setting
+    room = EVALUATED_AT_ONCE["cuda" if device.type == "cuda" else "cpu"]
+    batches = max(1, room // (len(seeds) * task.numbers * setting.batch))
+    feed = task.feed(split, setting, torch.tensor(seeds, device=device), batches * setting.batch, trainer.dtype)
+    trainer.network.eval()
+    tallies = []
+    for step, shape in enumerate(feed.plan(0)):
+        batch = feed.batch(step, shape)
         with trainer.fabric.autocast():
-            output = forward(trainer.network, weights, x[0], None if lengths is None else lengths[0], shared=True)
-            target = target.expand(runs, -1)
-            parts.append([task.losses(output, target), *task.metrics(output, target).values()])
-    return [torch.cat(series, 1).mean(1) for series in zip(*parts, strict=True)]
+            output = forward(trainer.network, weights, batch.inputs, feed.in_dims)
+            tallies.append(task.tally(output, batch))
+        feed.keep(output)
+    trainer.network.train()
+    return measures_of(task, joined(tallies), setting.batch)
+
+
+def joined(tallies: Sequence[Tally]) -> Tally:
+    """Sequences of several batches in a row, (R, N)."""
+    right = [tally.correct for tally in tallies if tally.correct is not None]
+    return Tally(
+        torch.cat([tally.loss for tally in tallies], 1),
+        torch.cat([tally.counts for tally in tallies], 1),
+        torch.cat(right, 1) if right else None,
+    )
+
+
+def measures_of(task: Task, tally: Tally, batch: int | None = None) -> Tensor:
+    """Loss and measures of each run, (R, measures), from sums (R, N) over N sequences.
+
+    A perplexity is the mean over batches of exp(loss of the batch); everything else is over all that counts.
+    """
+    count = tally.counts.sum(1)
+    values = [tally.loss.sum(1) / count]
+    for name in task.measures:
+        if name == "perplexity":
+            losses, counts = (in_batches(sums, batch) for sums in (tally.loss, tally.counts))
+            some = counts > 0  # a batch may be padding alone
+            values.append(((losses / counts.clamp(min=1)).exp() * some).sum(1) / some.sum(1))
+        else:
+            assert tally.correct is not None
+            values.append(tally.correct.sum(1) / count)
+    return torch.stack(values, 1)
+
+
+def in_batches(sums: Tensor, batch: int | None) -> Tensor:
+    """(R, N) to the sums of every ``batch`` in a row, (R, batches); None is all in one."""
+    if batch is None:
+        return sums.sum(1, keepdim=True)
+    return torch.stack([part.sum(1) for part in sums.split(batch, 1)], 1)
 
 
 def finish_epoch(trainer: Trainer, group: Group, values: list[list[float]], seconds: float) -> Epoch:
@@ -246,8 +347,8 @@ def finish_epoch(trainer: Trainer, group: Group, values: list[list[float]], seco
 
 
 def test(trainer: Trainer, group: Group) -> dict[int, list[float] | None]:
-    """Loss and metrics of each run's best weights on the test set; None for a run that never had a finite loss."""
-    measured = torch.stack(evaluate(trainer, group.best, draws.TEST, trainer.setting.test), 1).tolist()
+    """Loss and measures of each run's best weights on the test set; None for a run that never had a finite loss."""
+    measured = evaluate(trainer, group.best, draws.TEST, group.seeds).tolist()
     return {
         seed: values if best is not None else None
         for seed, best, values in zip(group.seeds, group.best_epoch, measured, strict=True)
@@ -291,8 +392,10 @@ def make_adam(trainer: Trainer, weights: Weights, state: dict[str, Tensor] | Non
     setting, device = trainer.setting, trainer.fabric.device
     names = {parameter: name for name, parameter in trainer.network.named_parameters()}
     groups = dm.parameter_groups(trainer.network, setting.lr, setting.weight_decay)
-    if setting.module_rate != "formula":
-        for of_module in groups[1:]:  # the first group is the output layer
+    for of_module in groups[1:]:  # the first group is everything that is no DMU
+        if setting.module_rate == SHARED_RATE:
+            of_module |= {"lr": setting.lr, "weight_decay": setting.weight_decay}
+        elif setting.module_rate != "formula":
             of_module["lr"] = float(setting.module_rate)
     for group in groups:
         group["params"] = [weights[names[parameter]] for parameter in group["params"]]
@@ -350,19 +453,25 @@ def restore(trainer: Trainer, group: Group, tensors: dict[str, Tensor]) -> None:
     group.adam = make_adam(trainer, group.weights, tensors)
 
 
+NUMBERS = ("seeds", "epoch", "rows", "best_epoch", "under", "state")  # of a group, that a checkpoint notes
+
+
 def checkpoint_of(group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything needed to go on, as tensors and as plain numbers."""
     tensors = state_tensors(group) | {f"best.{name}": weight for name, weight in group.best.items()}
     tensors["best_loss"] = torch.tensor(group.best_loss, dtype=torch.float64)
-    names = ("seeds", "epoch", "rows", "best_epoch", "under", "state")
-    return tensors, {name: getattr(group, name) for name in names}
+    return tensors, {name: getattr(group, name) for name in NUMBERS}
 
 
 def group_from_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], info: dict[str, Any]) -> Group:
     """The reverse of :func:`checkpoint_of`."""
     group = fresh_group(trainer, info["seeds"])
-    for name, value in info.items():
-        setattr(group, name, value)
+    expected = {name: tuple(weight.shape[1:]) for name, weight in group.best.items()}
+    found = {name[5:]: tuple(tensor.shape[1:]) for name, tensor in tensors.items() if name.startswith("best.")}
+    if found != expected:
+        raise ValueError(f"the checkpoint is of another network: {found}, expected {expected}")
+    for name in NUMBERS:
+        setattr(group, name, info[name])
     group.best_loss = tensors["best_loss"].tolist()
     group.best = {name: tensors[f"best.{name}"].to(weight.device) for name, weight in group.best.items()}
     restore(trainer, group, tensors)

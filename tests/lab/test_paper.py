@@ -5,16 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab.real_data import digits
 
 from deepmemory.lab import paper
 from deepmemory.lab.network import Network, initial_weights, weight_count
-from deepmemory.lab.settings import CELLS
+from deepmemory.lab.settings import CELLS, LANGUAGES, SYNTHETIC
 from deepmemory.lab.tasks import task_of
 
 TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
 
 
-@pytest.mark.parametrize("setting", paper.settings(), ids=lambda s: f"{s.task}-{s.cell}")
+@pytest.mark.parametrize("setting", paper.settings(SYNTHETIC), ids=lambda s: f"{s.task}-{s.cell}")
 def test_weight_counts_are_the_printed_ones(setting):
     with_output = setting.task != "noisy-sequence" and (setting.task, setting.cell) != ("adding", "rhn")
     ours = weight_count(setting, task_of(setting), output_layer=with_output)
@@ -47,9 +48,38 @@ def test_initial_weights_depend_on_the_seed_alone(cell):
         assert name.endswith("bias_1_l0") or "bias" in name or not torch.equal(several[name][0], several[name][1])
 
 
-def test_every_task_has_settings_and_claims_for_every_cell():
-    for claims in paper.CLAIMS.values():
-        assert {cell for claim in claims for cell in claim.cells} == set(CELLS)
+def test_every_synthetic_task_has_claims_about_every_cell():
+    for task in SYNTHETIC:
+        assert {cell for claim in paper.CLAIMS[task] for cell in claim.cells} == set(CELLS)
+
+
+def test_the_paper_has_this_many_settings():
+    def count(*tasks, **choice):
+        return len(paper.settings(tasks, **choice))
+
+    assert count(*SYNTHETIC) == 15
+    assert count("polymusic") == count("natlang") == 3 * 4  # rhn, dmu, dmu-c at four depths
+    assert count("translation") == 3 * 4 * len(LANGUAGES)
+    assert count("pixel-mnist") == 2 * 2 * 3
+    assert count("natlang", cells=CELLS, depths=[1, 10]) == 5 + 2
+    with pytest.raises(ValueError, match="depths 1, 2, 5, 10, got 3"):
+        paper.setting("natlang", "dmu", 3)
+
+
+def test_architectures_of_real_data():
+    assert paper.setting("natlang", "dmu", 5).transition == (131,) * 4
+    deep = paper.setting("translation", "dmu-c", 10)
+    assert (deep.hidden, deep.transition, deep.module_rate, deep.memory_bias) == ((200,), (300,) * 9, "same", 0.0)
+    rhn = paper.setting("polymusic", "rhn", 10)
+    assert (rhn.hidden, rhn.depth, rhn.lr, rhn.weight_decay, rhn.epochs) == ((100,), 10, 0.005, 1e-3, 500)
+
+
+@pytest.mark.parametrize("units", paper.UNITS)
+def test_cells_for_pixels_have_equal_weights(units):
+    dmu, gru, lstm = (paper.setting("pixel-mnist", cell, units=units) for cell in ("dmu", "gru", "lstm"))
+    counts = [weight_count(setting, digits()) for setting in (dmu, gru, lstm)]
+    assert counts[0] == {96: 19_786, 128: 34_570}[units]
+    assert all(abs(count - counts[0]) < 0.03 * counts[0] for count in counts)
 
 
 def test_real_data_tables_are_complete():

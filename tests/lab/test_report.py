@@ -15,7 +15,7 @@ from deepmemory.lab.records import Records, first_under
 from deepmemory.lab.report import write_report
 from deepmemory.lab.report.figures import STYLES, spread_out
 from deepmemory.lab.report.tables import compare_readings, counts_by_epoch, pictures, row, verdicts
-from deepmemory.lab.settings import CELLS, TASKS, THRESHOLDS, threshold_label
+from deepmemory.lab.settings import CELLS, SYNTHETIC, THRESHOLDS, threshold_label
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -49,7 +49,7 @@ def recorded(tmp_path):
         "rhn": [high] * 4,
         "rnn": [high] * 4,
     }
-    for setting in paper.settings():
+    for setting in paper.settings(SYNTHETIC):
         record(tmp_path, setting, of_cell[setting.cell])
     record(tmp_path, replace(paper.setting("adding", "dmu"), module_rate="0.001"), [slow])
     return tmp_path
@@ -172,9 +172,9 @@ def test_files_and_their_sameness(tmp_path):
 
 
 def test_curves_are_told_apart_without_colour():
-    assert set(STYLES) == set(CELLS)
+    assert set(STYLES) == set(paper.KINDS)
     for part in ("color", "linestyle", "marker"):
-        assert len({str(style[part]) for style in STYLES.values()}) == len(CELLS)
+        assert len({str(style[part]) for style in STYLES.values()}) == len(paper.KINDS)
 
 
 def test_labels_never_cover_one_another():
@@ -257,4 +257,4 @@ def test_the_page_in_a_browser(recorded, tmp_path):
                 assert row(study).under[index] == under
     assert shown.counts == expected
     assert len(json.loads(shown.data)) == 4
-    assert {entry["task"] for entry in json.loads(shown.data)} == set(TASKS)
+    assert {entry["task"] for entry in json.loads(shown.data)} == set(SYNTHETIC)

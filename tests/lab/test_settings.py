@@ -1,11 +1,14 @@
 """Settings: what can be changed, and what a mistake is told."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from deepmemory.lab import paper
-from deepmemory.lab.settings import HELP, Setting, change, setting_from_json
+from deepmemory.lab.data.registry import names_for
+from deepmemory.lab.records import Records
+from deepmemory.lab.settings import HELP, LANGUAGES, MUSIC, SYNTHETIC, Setting, change, setting_from_json
 
 
 def test_every_field_has_one_line_of_help():
@@ -26,10 +29,13 @@ def test_text_becomes_the_type_of_the_field():
         ({"lr": "fast"}, "lr should be of type float, got 'fast'"),
         ({"lr": -1}, "lr should be positive, got -1"),
         ({"hidden": "a"}, "hidden should be whole numbers separated by commas"),
-        ({"module_rate": "slow"}, "module_rate should be formula or a positive number"),
+        ({"module_rate": "slow"}, "module_rate should be formula, same or a positive number"),
         ({"cell": "gru", "depth": 3}, "depth belongs to the cell rhn; leave it out for the cell gru"),
         ({"noise": "fixed"}, "noise belongs to the task noisy-sequence"),
         ({"max_length": 5}, "max_length 5 is shorter than min_length 100"),
+        ({"task": "natlang", "steps": 5}, "steps belongs to the task adding or temporal-order or noisy-sequence"),
+        ({"task": "translation", "language": "latin"}, "unknown language 'latin'; choose from spanish"),
+        ({"task": "polymusic", "limit": -1}, "limit should not be negative"),
         ({"epochs": 0}, "epochs should be at least 1"),
     ],
 )
@@ -47,5 +53,23 @@ def test_the_key_knows_everything_but_the_number_of_epochs():
     setting = paper.setting("adding", "dmu")
     assert replace(setting, epochs=7).key == setting.key
     assert replace(setting, lr=0.03).key != setting.key
-    assert len({s.key for s in paper.settings()}) == 15
+    assert len({s.key for s in paper.settings()}) == len(paper.settings())
     assert replace(setting, module_rate="1e-3").key == replace(setting, module_rate="0.001").key
+
+
+def test_studies_recorded_before_a_setting_was_added_keep_their_names():
+    kept = Records(Path(__file__).parents[2] / "docs" / "reproduction")
+    for setting in paper.settings(SYNTHETIC):
+        assert kept.study(setting.key) is not None, setting
+    kept.close()
+
+
+def test_all_pairs_can_be_asked_for_in_a_word():
+    setting = paper.setting("translation", "dmu")
+    assert change(setting, {"pairs": "all"}).pairs == 0
+    assert change(setting, {"pairs": "500"}).pairs == 500
+
+
+def test_choices_of_data_are_the_registrys():
+    assert set(MUSIC) == set(names_for("polymusic"))
+    assert set(LANGUAGES) == set(names_for("translation"))

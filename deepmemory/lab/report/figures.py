@@ -1,14 +1,17 @@
-"""The paper's figures: for each threshold, how many runs have got under it by each epoch."""
+"""The paper's figures, runs under each threshold by epoch; and for real data, which it shows none of, the curves."""
 
 from __future__ import annotations
 
 from io import BytesIO
-from math import log10
+from math import isfinite, log10
 from pathlib import Path
+from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
+from deepmemory.lab import paper
 from deepmemory.lab.network import weight_count
+from deepmemory.lab.report import scores
 from deepmemory.lab.report.tables import TITLES, Picture, counts_by_epoch, longest
 from deepmemory.lab.settings import THRESHOLDS
 from deepmemory.lab.tasks import task_of
@@ -20,6 +23,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "lstm": {"color": "#009E73", "linestyle": "-.", "marker": "^"},
     "rhn": {"color": "#CC79A7", "linestyle": (0, (5, 1, 1, 1, 1, 1)), "marker": "D"},
     "rnn": {"color": "#000000", "linestyle": ":", "marker": "v"},
+    "dmu-c": {"color": "#56B4E9", "linestyle": (0, (7, 2)), "marker": "P"},
 }
 FORMATS = ("svg", "png", "pdf")
 
@@ -112,6 +116,73 @@ def spread_out(heights: dict[str, float], gap: float, highest: float = float("in
             bottom = min(middle - gap * (len(cells) - 1) / 2, highest - gap * (len(cells) - 1))
         clusters.append((cells, bottom))
     return {cell: bottom + gap * place for cells, bottom in clusters for place, cell in enumerate(cells)}
+
+
+def draw_curves(panels: dict[int, list[scores.Trained]]) -> Any:
+    """One panel per depth: the task's measure over the epochs, mean of the runs with a band from lowest to highest."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    example = next(iter(panels.values()))[0]
+    place, changed = example.place, "" if example.is_papers else example.changed
+    measure = paper.MEASURES[place.task.replace("-", "_")]
+    figure = Figure(figsize=(2.2 + 2.6 * max(2, len(panels)), 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    shown: dict[str, Any] = {}
+    top = 0.0  # of the axis, where the first epochs would take up most of it
+    for panel, (size, studies) in zip(
+        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items(), strict=True
+    ):
+        for one in studies:
+            style = STYLES[one.place.cell]
+            for split, width, marker in (("train", 0.8, None), ("valid", 1.7, style["marker"])):
+                epochs, mean, lowest, highest = curve(one, f"{split}_{measure}")
+                look = {**style, "marker": marker, "linewidth": width, "markersize": 4}
+                panel.plot(epochs, mean, markevery=max(1, len(epochs) // 8), **look)
+                top = max([top, *highest[len(epochs) // 25 :]])
+                panel.fill_between(epochs, lowest, highest, color=style["color"], alpha=0.15, linewidth=0)
+            shown[one.place.cell.upper()] = Line2D([], [], linewidth=1.7, markersize=4, **style)
+        panel.set_title(scores.size_in_words(place.task, size), fontsize=11)
+        panel.set_xlabel("epoch")
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        panel.grid(color="#dddddd", linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+    first = figure.axes[0]  # the others share its axis
+    if top and not scores.higher_is_better(measure):
+        first.set_yscale("log")
+        first.set_ylim(top=1.1 * top)
+        first.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 7)))
+        first.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        first.yaxis.set_minor_formatter(NullFormatter())
+    first.set_ylabel(measure)
+    shown["training"] = Line2D([], [], color="#555555", linewidth=0.8)
+    shown["validation"] = Line2D([], [], color="#555555", linewidth=1.7)
+    title = ", ".join(filter(None, (scores.TITLES[place.task], scores.part_name(place.part))))
+    title = "\n".join([title, *wrap(changed, 28)])
+    figure.legend(
+        shown.values(),
+        shown.keys(),
+        title=title,
+        loc="outside right upper",
+        frameon=False,
+        handlelength=4,
+        alignment="left",
+    )
+    return figure
+
+
+def curve(one: scores.Trained, series: str) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Epochs, mean, lowest and highest over the runs that had a finite value there."""
+    column = one.study.series.index(series)
+    found: list[tuple[int, list[float]]] = []
+    for epoch in range(min(one.reached, one.epochs)):
+        values = [run.curves[epoch][column] for run in one.begun if epoch < len(run.curves)]
+        if finite := [value for value in values if isfinite(value)]:
+            found.append((epoch + 1, finite))
+    epochs = [epoch for epoch, _ in found]
+    return epochs, [fmean(v) for _, v in found], [min(v) for _, v in found], [max(v) for _, v in found]
 
 
 def save(figure: Any, folder: Path, name: str) -> dict[str, Path]:

@@ -1,10 +1,11 @@
-"""The report as Markdown, for people who read it in the repository: claim by claim, reading by reading."""
+"""The synthetic tasks as Markdown, for people who read it in the repository: claim by claim, reading by reading."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from deepmemory.lab import paper
+from deepmemory.lab.report.blocks import table
 from deepmemory.lab.report.tables import (
     TITLES,
     Comparison,
@@ -163,9 +164,3 @@ def reading_part(comparison: Comparison, found: Sequence[Picture]) -> list[str]:
         *([table(["task", "the paper says", *reading.labels], claims, left=4)] if claims else []),
         *([f"Figures with the reading “{reading.labels[1]}”: {', '.join(drawn)}."] if drawn else []),
     ]
-
-
-def table(heads: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows of text; the first ``left`` columns to the left, numbers to the right."""
-    rule = ["---" if place < left else "---:" for place in range(len(heads))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [list(heads), rule, *map(list, body)])

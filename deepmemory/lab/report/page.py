@@ -11,7 +11,8 @@ from pathlib import Path
 
 from deepmemory.lab import paper
 from deepmemory.lab.records import Records
-from deepmemory.lab.report import figures, markdown
+from deepmemory.lab.report import blocks, figures, markdown, real
+from deepmemory.lab.report.scores import Account, accounts
 from deepmemory.lab.report.tables import (
     TITLES,
     Comparison,
@@ -47,6 +48,7 @@ td.yes::before { content: "✓ "; } td.no::before { content: "✗ "; } td.open::
 td.yes, td.no, td.open { white-space: nowrap; }
 td.yes { color: #005a3c; } td.no { color: #9a3b00; font-weight: 600; } td.open { color: #555; }
 code { font-size: .9em; }
+table.real { display: block; overflow-x: auto; }
 @media (max-width: 60rem) { table { display: block; overflow-x: auto; } }
 @media print { body { max-width: none; margin: 0; }
   h2 { break-before: page; } h2:first-of-type { break-before: auto; } }
@@ -61,80 +63,106 @@ class Report:
     """What was written, and what it says."""
 
     page: Path  # HTML, with everything in it
-    markdown: Path  # the same for people who read it in the repository
+    markdown: (
+        Path  # the same for people who read it in the repository; where both kinds of task are, the synthetic ones
+    )
     files: list[Path]
-    pictures: list[Picture]
+    pictures: list[
+        Picture | Account
+    ]  # what was recorded: a picture of each synthetic task, an account of each real one
 
     def as_data(self) -> list[dict]:
         """The tables, for machines."""
-        return [
-            {
-                "task": picture.task,
-                "changes": dict(picture.variant),
-                "cells": [asdict(row(study)) for study in picture.studies.values()],
-                "claims": [{"claim": v.claim.text, "seen": v.seen, "agrees": v.agrees} for v in verdicts(picture)],
-            }
-            for picture in self.pictures
-        ]
+        found = [one for one in self.pictures if isinstance(one, Account)]
+        return [real.as_data(one, found) if isinstance(one, Account) else picture_data(one) for one in self.pictures]
+
+
+def picture_data(picture: Picture) -> dict:
+    """One picture as plain data."""
+    return {
+        "task": picture.task,
+        "changes": dict(picture.variant),
+        "cells": [asdict(row(study)) for study in picture.studies.values()],
+        "claims": [{"claim": v.claim.text, "seen": v.seen, "agrees": v.agrees} for v in verdicts(picture)],
+    }
 
 
 def write_report(out: Path | str, to: Path | str | None = None) -> Report:
-    """Read the records under ``out`` and write both pages and the figures to ``to`` (default: OUT/report)."""
+    """Read the records under ``out`` and write the pages and the figures to ``to`` (default: OUT/report)."""
     records = Records(out)
     try:
-        found, sessions = pictures(records.studies()), records.sessions()
+        studies, sessions = records.studies(), records.sessions()
     finally:
         records.close()
-    if not found:
+    drawn, told = pictures(studies), accounts(studies)
+    if not drawn and not told:
         raise ValueError(f"{out} has no finished epoch to report; train first: dmu paper adding")
     folder = Path(to) if to is not None else Path(out) / "report"
-    files: list[Path] = []
-    sections: dict[str, str] = {}
-    for picture in found:
-        drawn = figures.save(figures.draw(picture), folder / "figures", picture.name)
-        sections[picture.name] = section(picture, drawn["svg"].read_bytes())
-        files += drawn.values()
-    report = Report(folder / "index.html", folder / "synthetic.md", files, found)
-    report.page.write_text(document(sections, report, machines(sessions)), encoding="utf-8")
+    folder.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["dmu", "report", "--out", str(out), *(["--to", str(to)] if to is not None else [])])
-    report.markdown.write_text(markdown.document(found, machines(sessions), command), encoding="utf-8")
+    made = {picture.name: figures.draw(picture) for picture in drawn}
+    made |= {name: figures.draw_curves(panels) for one in told for name, panels in one.curves().items()}
+    files = {name: figures.save(figure, folder / "figures", name) for name, figure in made.items()}
+    svg = {name: paths["svg"].read_bytes() for name, paths in files.items()}
+
+    parts, pages = [], []
+    if drawn:
+        computed_on = machines([study for picture in drawn for study in picture.studies.values()], sessions)
+        parts.append(synthetic_part(drawn, computed_on, svg))
+        pages.append(folder / "synthetic.md")
+        pages[-1].write_text(markdown.document(drawn, computed_on, command), encoding="utf-8")
+    if told:
+        content = real.document(told, sessions, command)
+        parts.append(f'<h1 id="real">{real.TITLE}</h1>\n{blocks.to_html(content, svg)}')
+        pages.append(folder / "real.md")
+        pages[-1].write_text(blocks.to_markdown([blocks.Heading(real.TITLE, 1), *content]), encoding="utf-8")
+    report = Report(
+        folder / "index.html", pages[0], [path for paths in files.values() for path in paths.values()], [*drawn, *told]
+    )
+    report.page.write_text(document(parts, report), encoding="utf-8")
     return report
 
 
-def document(sections: dict[str, str], report: Report, computed_on: list[str]) -> str:
+def document(parts: list[str], report: Report) -> str:
     """The whole page."""
     data = json.dumps(report.as_data()).replace("</", "<\\/")
-    main = "".join(sections[picture.name] for picture in report.pictures if not picture.variant)
-    variants = "".join(sections[picture.name] for picture in report.pictures if picture.variant)
-    items = "".join(f"<li>{escape(text)}</li>" for text in computed_on)
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
-<title>Deep Memory Update: the synthetic tasks, paper and ours</title>
+<title>Deep Memory Update: paper and ours</title>
 <style>{STYLE}</style>
 </head>
 <body>
-<h1>Deep Memory Update: the synthetic tasks, paper and ours</h1>
+{"".join(parts)}
+<script type="application/json" id="report-data">{data}</script>
+</body>
+</html>
+"""
+
+
+def synthetic_part(found: list[Picture], computed_on: list[str], svg: dict[str, bytes]) -> str:
+    """The synthetic tasks."""
+    main = "".join(section(picture, svg[picture.name]) for picture in found if not picture.variant)
+    variants = "".join(section(picture, svg[picture.name]) for picture in found if picture.variant)
+    items = "".join(f"<li>{escape(text)}</li>" for text in computed_on)
+    return f"""<h1 id="synthetic">Deep Memory Update: the synthetic tasks, paper and ours</h1>
 <p>The paper counts, for five thresholds of the validation loss, how many of {paper.RUNS} runs have got under the
 threshold by each epoch (<a href="https://arxiv.org/abs/2105.14092">arXiv 2105.14092</a>). Its figures
 carry no numbers, so what its text says of them is checked here.</p>
-<p>{escape(agreement(report.pictures))}</p>
+<p>{escape(agreement(found))}</p>
 {main}
 <h2>Other readings</h2>
 <p>What the paper leaves open, read in both ways.</p>
-{"".join(comparison_part(comparison, report.pictures) for comparison in compare_readings(report.pictures))}
+{"".join(comparison_part(comparison, found) for comparison in compare_readings(found))}
 {variants}
 <h2>How a statement is decided</h2>
 <ul class="note">{"".join(f"<li>{escape(text)}</li>" for text in rules_in_words())}</ul>
 <h2>Where the numbers come from</h2>
-<p class="note">Training took {minutes(report.pictures)}, all studies together.</p>
+<p class="note">Training took {minutes(found)}, all studies together.</p>
 <ul class="note">{items}</ul>
-<script type="application/json" id="report-data">{data}</script>
-</body>
-</html>
 """
 
 

@@ -1,15 +1,16 @@
-"""What the records say, in numbers: runs under each threshold, and the paper's claims checked."""
+"""What records of synthetic tasks say, in numbers: runs under each threshold, and the paper's claims checked."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from deepmemory.lab import paper
 from deepmemory.lab.paper import Claim, Reading
 from deepmemory.lab.records import DIVERGED, RUNNING, Run, Study
-from deepmemory.lab.settings import CELLS, OWNERS, TASKS, THRESHOLDS, threshold_label
+from deepmemory.lab.settings import CELLS, OWNERS, SYNTHETIC, TASKS, THRESHOLDS, threshold_label
 
 SIMILAR = 0.15  # shares of runs that differ by no more are called similar
 ABOUT_HALF = (0.3, 0.7)
@@ -27,8 +28,7 @@ class Picture:
     @property
     def name(self) -> str:
         """For files."""
-        changes = "".join(f"-{name}-{value}" for name, value in self.variant)
-        return self.task + "".join(c if c.isalnum() or c in "-._" else "_" for c in changes)
+        return file_name(self.task, self.variant)
 
     @property
     def changes(self) -> str:
@@ -66,11 +66,21 @@ class Verdict:
     agrees: bool | None  # None where a cell is missing or the claim cannot be decided
 
 
+def file_name(name: str, changes: Sequence[tuple[str, object]]) -> str:
+    """Of a figure with these changes to the paper's settings.
+
+    >>> file_name("adding", [("module_rate", "0.001"), ("hidden", (7,))])
+    'adding-module_rate-0.001-hidden-_7__'
+    """
+    changed = "".join(f"-{name}-{value}" for name, value in changes)
+    return name + "".join(c if c.isalnum() or c in "-._" else "_" for c in changed)
+
+
 def pictures(studies: Sequence[Study]) -> list[Picture]:
     """Sort studies into figures; a cell whose own settings were not varied stands in every figure of its kind."""
     found: dict[tuple[str, tuple, tuple], dict[str, Study]] = {}
     for study in studies:
-        if any(run.curves for run in study.runs):
+        if study.setting.task in SYNTHETIC and any(run.curves for run in study.runs):
             common, own = differences(study)
             found.setdefault((study.setting.task, common, own), {})[study.setting.cell] = study
     made = []
@@ -87,7 +97,7 @@ def differences(study: Study) -> tuple[tuple, tuple]:
     changed = [
         (name, value) for name, value in asdict(study.setting).items() if value != published[name] and name != "epochs"
     ]
-    common = tuple(item for item in changed if OWNERS.get(item[0], ("", ""))[0] != "cell")
+    common = tuple(item for item in changed if OWNERS.get(item[0], ("", ()))[0] != "cell")
     return common, tuple(item for item in changed if item not in common)
 
 
@@ -175,10 +185,11 @@ def minutes(found: Sequence[Picture]) -> str:
     return f"{whole} min {rest} s"
 
 
-def machines(sessions: dict[int, dict]) -> list[str]:
-    """Machine, versions and commit of every session, each combination once."""
+def machines(studies: Iterable[Study], sessions: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Machine, versions and commit of every session that trained these studies, each combination once."""
+    used = [sessions[number] for number in {run.session for study in studies for run in study.runs}]
     seen: dict[str, str] = {}
-    for session in sorted(sessions.values(), key=lambda session: session["started"]):
+    for session in sorted(used, key=lambda session: session["started"]):
         own = {name: value for name, value in session.items() if name != "started" and value is not None}
         if own.get("deepmemory") == "not installed":
             own["deepmemory"] = "from source"

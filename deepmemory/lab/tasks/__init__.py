@@ -2,19 +2,65 @@
 
 from __future__ import annotations
 
+import os
+from functools import lru_cache
+
+from deepmemory.lab.data import load_digits, load_music, load_pairs, load_text
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.adding import Adding
-from deepmemory.lab.tasks.batch import Batch, Task
+from deepmemory.lab.tasks.batch import Batch, Feed, Shape, Tally, Task
+from deepmemory.lab.tasks.natlang import NatLang
 from deepmemory.lab.tasks.noisy_sequence import NoisySequence
+from deepmemory.lab.tasks.pixel_mnist import PixelMNIST
+from deepmemory.lab.tasks.polymusic import PolyMusic
+from deepmemory.lab.tasks.synthetic import Sequences
 from deepmemory.lab.tasks.temporal_order import TemporalOrder
+from deepmemory.lab.tasks.translation import Translation
 
-__all__ = ["Adding", "Batch", "NoisySequence", "Task", "TemporalOrder", "task_of"]
+__all__ = [
+    "Adding",
+    "Batch",
+    "Feed",
+    "NatLang",
+    "NoisySequence",
+    "PixelMNIST",
+    "PolyMusic",
+    "Sequences",
+    "Shape",
+    "Tally",
+    "Task",
+    "TemporalOrder",
+    "Translation",
+    "task_of",
+]
 
 
-def task_of(setting: Setting) -> Task:
-    """The task a setting names, with that setting's lengths."""
+def task_of(setting: Setting, data: str | None = None) -> Task:
+    """The task a setting names; real data is read from ``data``, ``$DEEPMEMORY_DATA`` or the user's cache."""
     if setting.task == "adding":
         return Adding(setting.min_length, setting.max_length)
     if setting.task == "temporal-order":
         return TemporalOrder(setting.min_length, setting.max_length)
-    return NoisySequence(setting.min_length, setting.noise == "fixed")
+    if setting.task == "noisy-sequence":
+        return NoisySequence(setting.min_length, setting.noise == "fixed")
+    return real_task(
+        setting.task,
+        setting.music,
+        setting.language,
+        setting.pairs,
+        setting.pixels == "permuted",
+        setting.limit,
+        data or os.environ.get("DEEPMEMORY_DATA"),
+    )
+
+
+@lru_cache(maxsize=1)
+def real_task(task: str, music: str, language: str, pairs: int, permuted: bool, limit: int, data: str | None) -> Task:
+    """Studies of one task follow each other: read its data once, and copy it to a device once."""
+    if task == "polymusic":
+        return PolyMusic(load_music(music, data), limit)
+    if task == "natlang":
+        return NatLang(load_text(data), limit)
+    if task == "translation":
+        return Translation(load_pairs(language, pairs or None, data))
+    return PixelMNIST(load_digits(data), permuted, limit)

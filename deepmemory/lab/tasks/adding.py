@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from deepmemory.lab import draws
-from deepmemory.lab.tasks.batch import Batch, lengths_between, positions
+from deepmemory.lab.tasks.synthetic import Drawn, Sequences, lengths_between, positions
 
 TOLERANCE = 0.04  # Hochreiter and Schmidhuber count an answer as right within this
 
 
 @dataclass(frozen=True)
-class Adding:
+class Adding(Drawn):
     """Pairs (a, b): a evenly from [-1, 1), b a marker that is 1 at the two numbers to add.
 
     The first mark falls on one of the first ten steps, the second anywhere in the first half but its end. The
@@ -32,7 +32,7 @@ class Adding:
         if self.shortest < 24:
             raise ValueError(f"adding: min_length should be at least 24 to hold both marks, got {self.shortest}")
 
-    def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Batch:
+    def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
         of_length, of_first, of_second, of_values = (draws.derive(keys, index) for index in range(4))
         lengths = lengths_between(of_length, self.shortest, self.longest)
@@ -48,12 +48,12 @@ class Adding:
         marker = (marked & ~ends).to(dtype) - ends.to(dtype)
         x = torch.stack((values, marker), -1) * real[..., None]
         target = 0.5 + (values * (marked & ~ends)).sum(1) / 4
-        return Batch(x.transpose(1, 2), lengths, target)
+        return Sequences(x.transpose(1, 2), lengths, target)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Squared error of each sequence."""
         return (output.squeeze(-1) - target) ** 2
 
-    def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def right(self, output: Tensor, target: Tensor) -> Tensor:
         """Accuracy: the share of answers within 0.04."""
-        return {"accuracy": ((output.squeeze(-1) - target).abs() < TOLERANCE).to(output.dtype)}
+        return ((output.squeeze(-1) - target).abs() < TOLERANCE).to(output.dtype)

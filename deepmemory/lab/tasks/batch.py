@@ -2,65 +2,90 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepmemory.lab import draws
+from deepmemory.lab.settings import Setting
+
+SPLITS = {draws.TRAINING: "train", draws.VALIDATION: "valid", draws.TEST: "test"}
+Shard = tuple[int, int]  # this process and how many there are: each takes its part of the sequences of every batch
+WHOLE: Shard = (0, 1)
+Shape = tuple[int, ...]  # time steps of a batch; batches of one shape are made by the same operations
 
 
 class Batch(NamedTuple):
-    """Sequences of R runs, B each."""
+    """What R runs read at one step, B sequences each, and what their answers are held against."""
 
-    x: Tensor  # (R, B, T, features), time before batch in memory, as the layers read it
-    lengths: Tensor | None  # (R, B): real time steps of each sequence; None where all are T long
-    target: Tensor  # (R, B)
+    inputs: tuple[Any, ...]  # of the network; Feed.in_dims tells which ones every run has for itself
+    target: Tensor  # (R, B, ...), or (1, B, ...) where all runs have the same
+    real: Tensor | None = None  # like target without its features: what counts; None is everything
+
+
+class Tally(NamedTuple):
+    """Sums over what counts, for each run and sequence: (R, B)."""
+
+    loss: Tensor
+    counts: Tensor
+    correct: Tensor | None = None  # answers that are right
+
+
+class Feed(Protocol):
+    """One split of the data for some runs, batch by batch."""
+
+    in_dims: tuple[int | None, ...]  # of the inputs under vmap: 0 where runs differ, None where they share
+
+    memory: list[Tensor]  # what ``keep`` changes
+
+    def plan(self, epoch: int) -> list[Shape]:
+        """Lay everything out for an epoch (from 0) and tell the shape of each of its batches."""
+
+    def batch(self, step: Tensor | int, shape: Shape) -> Batch:
+        """One batch, by its number in the epoch; asks the device for nothing that the host would wait for."""
+
+    def keep(self, output: Any) -> None:
+        """What the network gave for the last batch, for feeds whose next input depends on it."""
 
 
 class Task(Protocol):
-    """Data, shape of the network, loss and metrics."""
+    """Data, network, loss and measures."""
 
     @property
-    def input_size(self) -> int:
-        """Features of x."""
+    def measures(self) -> tuple[str, ...]:
+        """What is measured beside the loss: perplexity, accuracy."""
 
     @property
-    def output_size(self) -> int:
-        """Features of the network's output."""
+    def every_epoch(self) -> bool:
+        """All measures are taken on all splits after every epoch, as for the tables; or on validation alone."""
 
     @property
-    def longest(self) -> int:
-        """Time steps of x."""
+    def numbers(self) -> int:
+        """Numbers in the largest tensor that one sequence needs; more sequences at once need more memory."""
 
-    def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Batch:
-        """One sequence for each key (R, B); equal keys give equal sequences."""
+    def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
+        """One run's network with fresh weights."""
 
-    def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Loss of each sequence: output (..., output_size), target (...)."""
+    def feed(
+        self, split: int, setting: Setting, seeds: Tensor, at_once: int, dtype: torch.dtype, shard: Shard = WHOLE
+    ) -> Feed:
+        """``draws.TRAINING``, ``VALIDATION`` or ``TEST`` for the runs of these seeds, on the seeds' device."""
 
-    def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """Further measures of each sequence, each like the loss."""
-
-
-def lengths_between(keys: Tensor, shortest: int, longest: int) -> Tensor:
-    """A length for each key, both ends included."""
-    return shortest + draws.below(keys, longest - shortest + 1)
+    def tally(self, output: Any, batch: Batch) -> Tally:
+        """Loss and right answers of what the network gave, (R, B, ...)."""
 
 
-def positions(steps: int, keys: Tensor) -> Tensor:
-    """0 to steps - 1 along the time axis of (R, T, B)."""
-    return torch.arange(steps, device=keys.device)[None, :, None]
+def counted(losses: Tensor, batch: Batch, right: Tensor | None = None) -> Tally:
+    """Sums over time of what counts: everything (R, B, T)."""
+    real = torch.ones_like(losses) if batch.real is None else batch.real.to(losses.dtype).expand_as(losses)
+    return Tally((losses * real).sum(-1), real.sum(-1), None if right is None else (right * real).sum(-1))
 
 
-def one_hot(symbols: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """(...) to (..., count), straight in the network's dtype and without reading values back."""
-    return (symbols[..., None] == torch.arange(count, device=symbols.device)).to(dtype)
-
-
-def classification_losses(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of each sequence."""
-    return -output.log_softmax(-1).gather(-1, target[..., None]).squeeze(-1)
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Of each answer: output (..., classes), target (...)."""
+    flat = nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+    return flat.view(target.shape)
 
 
 def correct(output: Tensor, target: Tensor) -> Tensor:

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from deepmemory.lab import draws
-from deepmemory.lab.tasks.batch import Batch, classification_losses, correct, one_hot, positions
+from deepmemory.lab.tasks.batch import correct
+from deepmemory.lab.tasks.synthetic import Drawn, Sequences, classification_losses, one_hot, positions
 
 RESERVED = 2  # symbols 0 and 1 stand at the start, and only there
 
 
 @dataclass(frozen=True)
-class NoisySequence:
+class NoisySequence(Drawn):
     """One-hot symbols, as many as time steps: one of two reserved ones, then noise from all the others.
 
     The target is the first symbol. ``fixed`` draws the noise once, before the experiment, as the paper's text
@@ -38,7 +39,7 @@ class NoisySequence:
         """Any symbol may be answered."""
         return self.longest
 
-    def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Batch:
+    def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
         target = draws.below(draws.derive(keys, 0), RESERVED)
         of_noise = derive_fixed(keys) if self.fixed else draws.derive(keys, 1)
@@ -46,15 +47,15 @@ class NoisySequence:
         noise = RESERVED + draws.below(draws.derive(of_noise[:, None], time), self.longest - RESERVED)
         symbols = torch.where(time == 0, target[:, None], noise)
         x = one_hot(symbols, self.longest, dtype)
-        return Batch(x.transpose(1, 2), None, target)
+        return Sequences(x.transpose(1, 2), None, target)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy of each sequence."""
         return classification_losses(output, target)
 
-    def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def right(self, output: Tensor, target: Tensor) -> Tensor:
         """Accuracy of the likeliest symbol."""
-        return {"accuracy": correct(output, target)}
+        return correct(output, target)
 
 
 def derive_fixed(keys: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from deepmemory.lab import draws
-from deepmemory.lab.tasks.batch import Batch, classification_losses, correct, lengths_between, one_hot, positions
+from deepmemory.lab.tasks.batch import correct
+from deepmemory.lab.tasks.synthetic import Drawn, Sequences, classification_losses, lengths_between, one_hot, positions
 
 START, END, X, Y, DISTRACTORS = 0, 1, 2, 3, 4  # symbols 4 to 7 are the distractors a, b, c, d
 WINDOWS = (10, 33, 66)  # first step of the window of each mark
@@ -16,7 +17,7 @@ WINDOW = 10  # steps in a window
 
 
 @dataclass(frozen=True)
-class TemporalOrder:
+class TemporalOrder(Drawn):
     """One-hot symbols: E first, B last, X or Y once in steps 10-19, 33-42 and 66-75, else a, b, c or d.
 
     The class is the three marks read as a binary number, X as 0 and Y as 1, the first mark first.
@@ -35,7 +36,7 @@ class TemporalOrder:
                 f"temporal-order: min_length should be at least {needed} to hold all marks, got {self.shortest}"
             )
 
-    def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Batch:
+    def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
         of_length, of_distractors = draws.derive(keys, 0), draws.derive(keys, 1)
         lengths = lengths_between(of_length, self.shortest, self.longest)
@@ -51,12 +52,12 @@ class TemporalOrder:
         symbols = torch.where(time == 0, START, symbols)
         real = time < lengths[:, None]
         x = one_hot(symbols, 8, dtype) * real[..., None]
-        return Batch(x.transpose(1, 2), lengths, target)
+        return Sequences(x.transpose(1, 2), lengths, target)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy of each sequence."""
         return classification_losses(output, target)
 
-    def metrics(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def right(self, output: Tensor, target: Tensor) -> Tensor:
         """Accuracy of the likeliest class."""
-        return {"accuracy": correct(output, target)}
+        return correct(output, target)

@@ -1,0 +1,481 @@
+"""The part of the report about real data: table by table, statement by statement, reading by reading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from deepmemory.lab import paper
+from deepmemory.lab.paper import REAL_RUNS, Spread
+from deepmemory.lab.progress import duration
+from deepmemory.lab.report.blocks import Block, Commands, Heading, Image, Items, Table, Text, table
+from deepmemory.lab.report.claims import (
+    Means,
+    TableVerdict,
+    our_means,
+    printed_means,
+    table_rules_in_words,
+    table_verdicts,
+)
+from deepmemory.lab.report.scores import (
+    NO_DATA,
+    NOT_REPRODUCED,
+    NOT_RUN,
+    REPRODUCED,
+    TITLES,
+    Account,
+    Board,
+    Line,
+    Outcome,
+    Place,
+    Trained,
+    both_readings,
+    exp,
+    is_ablated,
+    outcome,
+    part_name,
+    rates,
+    size_in_words,
+    task_of_table,
+    value,
+)
+from deepmemory.lab.report.tables import machines
+from deepmemory.lab.settings import REAL
+
+TITLE = "Real data, paper and ours"
+WORDS = {True: "agrees", False: "**differs**", None: "open"}
+HOLDS = {True: "holds", False: "**does not hold**"}
+NOTHING = "–"  # noqa: RUF001
+FORMATS = {"loss": ".3f", "perplexity": ".2f", "accuracy": ".3f"}
+PARTS = {"translation": "from", "pixel-mnist": "order"}  # what Place.part is
+
+
+def document(found: Sequence[Account], sessions: Mapping[int, Mapping[str, Any]], command: str) -> list[Block]:
+    """The whole part; ``command`` is what writes it."""
+    verdicts = table_verdicts(found)
+    tasks: list[Block] = [block for account in found for block in task_part(account, verdicts, sessions)]
+    overall = [v for v in verdicts if len(tasks_of(v)) > 1]
+    everywhere: list[Block] = [Heading("Over all tasks"), claims_table(overall)] if overall else []
+    return [
+        Text(
+            f"The paper (arXiv 2105.14092) compares DMU and RHN at four depths, {REAL_RUNS} runs of each, and "
+            "prints best, mean and standard deviation over the runs. Every score is taken at the epoch that was best "
+            "on validation for that score; the best run is the one that is best on the test. In the tables, “best; "
+            f"mean ± deviation” stand in one column (ours of a sample, n - 1). Epochs: {epochs_in_words()}."
+        ),
+        Text(agreement(found, verdicts)),
+        *([Table(*summary_table(found), left=2)] if any(account.chosen for account in found) else []),
+        *differing(verdicts),
+        *tasks,
+        *everywhere,
+        *readings_part(found),
+        *others_part(found),
+        Heading("How rows and statements are judged"),
+        Text(
+            f"A row is “{REPRODUCED}” if our mean test score is within two of the paper's standard deviations of the "
+            "paper's mean, or better. For pixels, where the paper prints one number, it is our own deviation."
+        ),
+        Items(table_rules_in_words()),
+        Heading("Where the numbers of real data come from"),
+        Text(f"Training took {duration(sum(account.seconds for account in found))}, all studies together."),
+        Items(machines([one.study for account in found for one in account.trained], sessions)),
+        Commands(
+            [
+                "dmu data fetch",
+                f"dmu paper {' '.join(REAL)}",
+                *(reading.command for reading in paper.TABLE_READINGS),
+                command,
+            ]
+        ),
+    ]
+
+
+def epochs_in_words() -> str:
+    """What the paper trains."""
+    return ", ".join(f"{TITLES[task].lower()} {epochs}" for task, epochs in paper.REAL_EPOCHS.items()) + (
+        f"; of pixels, for which the paper gives no recipe, {paper.PIXEL_RECIPE['epochs']}"
+    )
+
+
+def agreement(found: Sequence[Account], verdicts: Sequence[TableVerdict]) -> str:
+    """How many rows and statements hold, in a few sentences."""
+    judged = [verdict for account in found for verdict in account.judged()]
+    if not judged:
+        return "No study here has the paper's settings and all of its epochs; nothing is compared with the paper."
+    said = [f"{judged.count(REPRODUCED)} of {len(judged)} rows of the paper's tables that were run are reproduced."]
+    decided = [v for v in verdicts if v.agrees is not None]
+    if decided:
+        hold, neither = sum(bool(v.agrees) for v in decided), sum(not v.agrees and not v.printed for v in decided)
+        said.append(f"{hold} of {len(decided)} of its statements that these records can decide hold here.")
+        if neither:
+            said.append(f"{neither} of the others do not hold in its own tables either.")
+    few = [one for account in found for one in account.chosen.values() if len(one.complete) < REAL_RUNS]
+    if few:
+        said.append(f"{len(few)} studies have fewer than {REAL_RUNS} runs: take their rows as a hint.")
+    return " ".join(said)
+
+
+def summary(found: Sequence[Account]) -> str:
+    """One line per task and language, in Markdown: the best depth of RHN and DMU, paper and ours."""
+    heads, rows = summary_table(found)
+    return table(heads, rows, left=2)
+
+
+def summary_table(found: Sequence[Account]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of the summary."""
+    printed, ours = printed_means(), our_means(found)
+    verdicts = table_verdicts(found)
+    rows = []
+    for account in found:
+        decided = [v.agrees for v in verdicts if v.agrees is not None and tasks_of(v) == {account.task}]
+        board = account.boards[0]
+        said = f"{sum(decided)} of {len(decided)}" if decided else NOTHING
+        for part in dict.fromkeys(line.place.part for line in board.lines):
+            judged = account.judged(part)
+            unknown = NO_DATA if part in paper.NO_DATA else NOT_RUN
+            rows.append(
+                [
+                    " ".join(filter(None, (TITLES[account.task], part_name(part)))),
+                    board.measure,
+                    *(best_mean(means, board, part, cell) for cell in ("rhn", "dmu") for means in (printed, ours)),
+                    f"{judged.count(REPRODUCED)} of {len(judged)}" if judged else unknown,
+                    said,
+                ]
+            )
+            said = ""
+    heads = ["best mean test score", "measure", "RHN, paper", "ours", "DMU, paper", "ours"]
+    heads += ["rows reproduced", "statements that hold"]
+    return heads, rows
+
+
+def best_mean(means: Means, board: Board, part: str, cell: str) -> str:
+    """The best mean over all depths, with the depth."""
+    found = {
+        case.size: mean
+        for (case, of), mean in means.items()
+        if (case.table, case.part, of) == (board.name, part, cell) and not math.isnan(mean)
+    }
+    if not found:
+        return NOTHING
+    size = (max if board.measure == "accuracy" else min)(found, key=lambda size: found[size])
+    return f"{show(found[size], board)} ({size_in_words(board.task, size)})"
+
+
+def differing(verdicts: Sequence[TableVerdict]) -> list[Block]:
+    """Where paper and records part, before anything else."""
+    items = [
+        f"{about(v)}: the paper says “{v.claim.text}”; here {v.seen}."
+        + ("" if v.printed else " It does not hold in the paper's own table either.")
+        for v in verdicts
+        if v.agrees is False
+    ]
+    return [Text("Where it differs:"), Items(items)] if items else []
+
+
+def about(verdict: TableVerdict) -> str:
+    """What a statement is about, for people."""
+    tasks = tasks_of(verdict)
+    return TITLES[tasks.pop()] if len(tasks) == 1 else "All tasks"
+
+
+def tasks_of(verdict: TableVerdict) -> set[str]:
+    """What a statement is about."""
+    return {task_of_table(name) for name in verdict.claim.tables}
+
+
+# --- one task -------------------------------------------------------------------------------------
+
+
+def task_part(
+    account: Account, verdicts: Sequence[TableVerdict], sessions: Mapping[int, Mapping[str, Any]]
+) -> list[Block]:
+    """Figures, tables and statements."""
+    blocks: list[Block] = [Heading(TITLES[account.task])]
+    blocks += images([one for one in account.trained if one.is_papers or not one.changes])
+    for board in account.boards:
+        blocks += board_part(board, sessions)
+    if account.task == "pixel-mnist":
+        blocks += [Text("As printed in the paper; all but the DMU's are other authors' numbers."), pixels_table()]
+    own = [v for v in verdicts if tasks_of(v) == {account.task}]
+    return [*blocks, *([claims_table(own)] if own else [])]
+
+
+def images(studies: Sequence[Trained]) -> list[Block]:
+    """The figures that show these studies, each once."""
+    found: dict[str, Block] = {}
+    for one in sorted(studies, key=lambda one: one.place.order):
+        measure = paper.MEASURES[one.place.task.replace("-", "_")]
+        of = ", ".join(
+            filter(None, (TITLES[one.place.task], part_name(one.place.part), "" if one.is_papers else one.changed))
+        )
+        alt = f"{of}: {measure} of training (thin) and validation by epoch, mean and range of runs"
+        found.setdefault(one.figure, Image(one.figure, alt))
+    return list(found.values())
+
+
+def board_part(board: Board, sessions: Mapping[int, Mapping[str, Any]]) -> list[Block]:
+    """One table of the paper beside ours."""
+    perplexity = board.measure == "perplexity"
+    pixels = board.task == "pixel-mnist"
+    extra = ["test, exp of mean loss"] if perplexity else []
+    heads = [
+        *([PARTS[board.task]] if board.task in PARTS else []),
+        "units" if pixels else "depth",
+        "cell",
+        "train, paper",
+        "train, ours",
+        "test, paper",
+        "test, ours",
+        *extra,
+        "difference",
+        "runs",
+        "",
+    ]
+    left = heads.index("cell") + 1
+    rows = [
+        [
+            *([part_name(line.place.part)] if board.task in PARTS else []),
+            str(line.place.size),
+            cell_name(line),
+            both(line.train, board),
+            both(line.our_train, board),
+            both(line.test, board),
+            both(line.our_test, board),
+            *([show(line.usual.test.mean, board) if line.usual else NOTHING] if perplexity else []),
+            difference(line),
+            runs_in_words(line.outcome),
+            f"**{line.verdict}**" if line.verdict == NOT_REPRODUCED else line.verdict,
+        ]
+        for line in board.lines
+    ]
+    unit = "points" if pixels else "standard deviations of the paper"
+    text = f"The difference is ours less the paper's mean on the test, in {unit}."
+    if pixels:
+        text += " Units are the DMU's; the other cells have as many weights."
+    if perplexity:
+        text += " The perplexity is the mean over batches of exp(cross-entropy), as the authors take it."
+    return [Heading(board.title, 3), Text(text), Table(heads, rows, left), *time_part(board.ours, sessions)]
+
+
+def time_part(ours: Sequence[Trained], sessions: Mapping[int, Mapping[str, Any]]) -> list[Block]:
+    """How long the studies of a table trained."""
+    if not ours:
+        return []
+    used = {run.session for one in ours for run in one.study.runs}
+    on_gpu = all(str(sessions[session]["device"]).startswith("cuda") for session in used)
+    kind = "GPU time" if on_gpu else "Training time"
+    return [Text(f"{kind} of the studies in this table: {duration(sum(one.seconds for one in ours))}.")]
+
+
+def cell_name(line: Line) -> str:
+    """The rate of a DMU-C, where it is not the DMU's."""
+    changed = dict(line.ours.changes) if line.ours else {}
+    return line.place.cell.upper() + (f" (lr {changed['lr']:g})" if "lr" in changed else "")
+
+
+def show(number: float | None, of: Board | Line) -> str:
+    """One score as its table has it."""
+    if number is None or math.isnan(number):
+        return "nan"
+    return f"{number:.1%}" if of.task == "pixel-mnist" else format(number, FORMATS[of.measure])
+
+
+def both(spread: Spread | None, of: Board | Line) -> str:
+    """Best; mean and deviation. One run has the one number only."""
+    if spread is None or (spread.std is None and spread.mean == spread.best):
+        return mean(spread, of)
+    return f"{show(spread.best, of)}; {mean(spread, of)}"
+
+
+def mean(spread: Spread | None, of: Board | Line) -> str:
+    """Mean and deviation."""
+    if spread is None:
+        return NOTHING
+    deviation = "" if spread.std is None else f" ± {show(spread.std, of).removesuffix('%')}"
+    return show(spread.mean, of) + deviation
+
+
+def difference(line: Line) -> str:
+    """In deviations of the paper; in points of a per cent where it prints none."""
+    if line.excess is None:
+        return NOTHING
+    if math.isnan(line.excess):
+        return "nan"
+    return f"{100 * line.excess:+z.1f}" if line.deviations is None else f"{line.deviations:+z.1f}"
+
+
+def runs_in_words(of: Outcome | None) -> str:
+    """How many there are, and what became of the others."""
+    if of is None:
+        return NOTHING
+    diverged = f", {of.diverged} diverged" if of.diverged else ""
+    return f"{of.runs}{diverged}" + (f", {of.training} unfinished" if of.training else "")
+
+
+def claims_table(verdicts: Sequence[TableVerdict]) -> Table:
+    """What the paper says, whether its own table bears it out, and what was seen here."""
+    rows = [
+        [f"{v.claim.text}. {v.claim.note}" if v.claim.note else v.claim.text, HOLDS[v.printed], v.seen, WORDS[v.agrees]]
+        for v in verdicts
+    ]
+    return Table(["the paper says", "in its own table", "here", ""], rows, left=4)
+
+
+def pixels_table() -> Table:
+    """The paper's comparison with other networks."""
+    rows = [
+        [row.cell, f"{row.ordered:.1f}%", f"{row.permuted:.1f}%", str(row.units), row.params]
+        for row in paper.PIXEL_MNIST
+    ]
+    return Table(["network", "ordered", "permuted", "units", "weights"], rows)
+
+
+# --- readings and other settings ------------------------------------------------------------------
+
+
+def readings_part(found: Sequence[Account]) -> list[Block]:
+    """What the paper leaves open, in both readings."""
+    tasks = {account.task for account in found}
+    blocks: list[Block] = []
+    for reading in paper.TABLE_READINGS:
+        if not tasks & set(reading.tasks):
+            continue
+        blocks += [Heading(f"{reading.name}: {' or '.join(reading.labels)}", 3), Text(reading.why)]
+        pairs = both_readings(reading, found)
+        if not pairs:
+            blocks.append(Text(f"“{reading.labels[1]}”: not run. `{reading.command}` runs it."))
+            continue
+        rows = []
+        for line, other in pairs:
+            so_far = "" if other.complete else f" after {other.reached} of {other.epochs} epochs"
+            ours = both(line.our_test, line) if line.ours else NOT_RUN
+            theirs = both(outcome(other, line.measure).test, line) + so_far
+            rows.append([line.place.words, line.measure, both(line.test, line), ours, theirs])
+        blocks.append(Table(["test", "measure", "paper", *reading.labels], rows, left=2))
+        blocks += images([other for _, other in pairs])
+    blocks += perplexity_part(found) + rates_part(found)
+    return [Heading("Other readings of the real-data part"), *blocks] if blocks else []
+
+
+def perplexity_part(found: Sequence[Account]) -> list[Block]:
+    """The two perplexities."""
+    every = [line for account in found for board in account.boards for line in board.lines]
+    lines = list({line.place: line for line in every if line.usual and line.test}.values())
+    if not lines:
+        return []
+
+    def away(line: Line, of: Outcome | None) -> float:
+        """From the paper's mean."""
+        return abs(value(of.test.mean if of else None) - value(line.test.mean if line.test else None))
+
+    nearer = sum(away(line, line.outcome) < away(line, line.usual) for line in lines)
+    return [
+        Heading("Which perplexity: mean of exp or exp of mean", 3),
+        Text(
+            "The paper calls it the exponent of the cross-entropy; the authors' published code takes the mean over "
+            "batches of exp(cross-entropy of the batch), which is larger than exp(mean cross-entropy), the usual "
+            f"definition. Both stand in the tables above. In {nearer} of {len(lines)} rows the authors' way is nearer "
+            "to the paper's number."
+        ),
+    ]
+
+
+def rates_part(found: Sequence[Account]) -> list[Block]:
+    """Learning rates of DMU-C."""
+    if not any(is_ablated(account.task, Place(account.task, paper.DMU_C, 1)) for account in found):
+        return []
+    blocks: list[Block] = [
+        Heading("The learning rate of DMU-C", 3),
+        Text(
+            "The paper searched a rate for DMU-C and does not print it. The tables above have the rate of the DMU, or "
+            "where more were trained the one that is best on validation."
+        ),
+    ]
+    rows = []
+    for one in rates(found):
+        board = Board(f"{one.place.task}_lr_ablation", [])
+        of = outcome(one, paper.MEASURES[one.place.task])
+        of_table = outcome(one, board.measure)
+        valid = show(of.valid.mean, Board(one.place.task, []))
+        rows.append(
+            [one.place.words, f"{one.study.setting.lr:g}", valid, both(of_table.test, board), runs_in_words(of)]
+        )
+    if rows:
+        blocks.append(Table(["study", "rate", "validation, mean", "test, as in the table", "runs"], rows))
+    return blocks
+
+
+def others_part(found: Sequence[Account]) -> list[Block]:
+    """Shortened, unfinished and changed studies, never beside the paper's numbers."""
+    blocks: list[Block] = []
+    for account in found:
+        if not account.others:
+            continue
+        board = account.boards[0]
+        rows = []
+        for one in account.others:
+            of = outcome(one, board.measure)
+            usual = [show(outcome(one, "loss", exp).test.mean, board)] if board.measure == "perplexity" else []
+            rows.append(
+                [one.place.words, one.words, both(of.train, board), both(of.test, board), *usual, runs_in_words(of)]
+            )
+        extra = ["test, exp of mean loss"] if board.measure == "perplexity" else []
+        heads = ["study", "changed", f"train {board.measure}", f"test {board.measure}", *extra, "runs"]
+        changed = images([one for one in account.others if one.changes])
+        blocks += [Heading(TITLES[account.task], 3), Table(heads, rows, left=2), *changed]
+    if not blocks:
+        return []
+    why = "Studies with settings that are not the paper's, or with fewer epochs: not to be compared with its tables."
+    return [Heading("Other settings of the real-data part"), Text(why), *blocks]
+
+
+# --- for machines ---------------------------------------------------------------------------------
+
+
+def as_data(account: Account, found: Sequence[Account]) -> dict[str, Any]:
+    """One task as plain data; nan and inf are null."""
+    verdicts = [v for v in table_verdicts(found) if account.task in tasks_of(v)]
+    return {
+        "task": account.task,
+        "tables": [
+            {"table": board.name, "measure": board.measure, "rows": [line_data(line) for line in board.lines]}
+            for board in account.boards
+        ],
+        "claims": [
+            {"claim": v.claim.text, "in_the_table": v.printed, "seen": v.seen, "agrees": v.agrees} for v in verdicts
+        ],
+        "other": [
+            {"study": one.place.words, "changed": one.words, "test": finite(outcome(one, measure_of(account)).test)}
+            for one in account.others
+        ],
+    }
+
+
+def measure_of(account: Account) -> str:
+    """Of the task's main table."""
+    return account.boards[0].measure
+
+
+def line_data(line: Line) -> dict[str, Any]:
+    """One row."""
+    ours = line.outcome
+    return {
+        **line.place._asdict(),
+        "paper": {"train": finite(line.train), "test": finite(line.test)},
+        "ours": ours and {"train": finite(ours.train), "test": finite(ours.test), "runs": ours.runs},
+        "diverged": ours and ours.diverged,
+        "deviations": clean(line.deviations),
+        "verdict": line.verdict,
+        "study": line.ours and line.ours.study.setting.key,
+    }
+
+
+def finite(spread: Spread | None) -> dict[str, float | None] | None:
+    """Numbers that JSON knows."""
+    return spread and {name: clean(number) for name, number in spread._asdict().items()}
+
+
+def clean(number: float | None) -> float | None:
+    """None in the place of nan and inf."""
+    return number if number is not None and math.isfinite(number) else None

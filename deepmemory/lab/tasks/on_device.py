@@ -1,0 +1,19 @@
+"""Data that is copied to a device once and read from there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class OnDevice:
+    """Tensors by name, on the CPU and on every device that asked for them."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.copies = {torch.device("cpu"): tensors}
+
+    def on(self, device: torch.device) -> dict[str, Tensor]:
+        """The same on this device."""
+        if device not in self.copies:
+            self.copies[device] = {name: tensor.to(device) for name, tensor in self.copies[torch.device("cpu")].items()}
+        return self.copies[device]

@@ -1,0 +1,85 @@
+"""Translation of short sentences into English."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from deepmemory.lab import draws
+from deepmemory.lab.data.pairs import END, Pairs
+from deepmemory.lab.network import Translator
+from deepmemory.lab.settings import Setting
+from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally, correct, counted, cross_entropy
+from deepmemory.lab.tasks.on_device import OnDevice
+from deepmemory.lab.tasks.sequences import NOBODY, OrderedFeed, ShuffledFeed
+
+SHARES = (0.70, 0.15)  # of all pairs for training and validation; the rest is for the test
+
+
+class Translation:
+    """Pairs of sentences, split at random for each run.
+
+    Every word after the start counts, the end included. Evaluation runs freely for as many words as the right
+    translation has.
+    """
+
+    measures = ("perplexity", "accuracy")
+    every_epoch = True
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs = pairs
+        self.input_size, self.output_size = len(pairs.foreign.words), len(pairs.english.words)
+        self.numbers = self.output_size * pairs.english.ids.shape[1]
+        self.sentences = OnDevice(
+            {
+                "foreign": pairs.foreign.ids,
+                "foreign lengths": pairs.foreign.lengths,
+                "english": pairs.english.ids,
+                "english lengths": pairs.english.lengths,
+            }
+        )
+
+    def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
+        """Encoder and decoder."""
+        return Translator(setting, self.input_size, self.output_size, engine)
+
+    def feed(
+        self, split: int, setting: Setting, seeds: Tensor, at_once: int, dtype: torch.dtype, shard: Shard = WHOLE
+    ) -> Feed:
+        """Each run's own part of the pairs."""
+        tensors = self.sentences.on(seeds.device)
+
+        def make(items: Tensor, shape: Shape) -> Batch:
+            """Pairs (R, B) as foreign words (R, B, T), and English ones (R, B, S) with what follows each."""
+            foreign_steps, english_steps = shape
+            at = items.clamp(min=0)
+            english = tensors["english"][:, :english_steps][at]
+            lengths = torch.where(items == NOBODY, 0, tensors["english lengths"][at])
+            real = torch.arange(1, english_steps, device=items.device) < lengths[..., None]
+            inputs = (tensors["foreign"][:, :foreign_steps][at], tensors["foreign lengths"][at], english)
+            return Batch(inputs, english[..., 1:], real)
+
+        items = self.split(seeds.cpu())[split]
+        lengths = [self.pairs.foreign.lengths, self.pairs.english.lengths]
+        if split == draws.TRAINING:
+            return ShuffledFeed(make, items, lengths, seeds, at_once, inputs=3, shard=shard)
+        return OrderedFeed(make, items, lengths, seeds.device, at_once, inputs=3)
+
+    def split(self, seeds: Tensor) -> dict[int, Tensor]:
+        """The numbers of each run's pairs, (R, pairs), by split."""
+        count = len(self.pairs.english.lengths)
+        order = draws.permutations(seeds, draws.SPLIT, 0, count)
+        train, valid = (round(share * count) for share in SHARES)
+        parts = order.split([train, valid, count - train - valid], 1)
+        return dict(zip((draws.TRAINING, draws.VALIDATION, draws.TEST), parts, strict=True))
+
+    def tally(self, output: Tensor, batch: Batch) -> Tally:
+        """Every word counts once."""
+        target = batch.target.expand(output.shape[:-1])
+        return counted(cross_entropy(output, target), batch, correct(output, target))
+
+
+def until_end(words: Tensor) -> list[int]:
+    """The words of one sentence before its end."""
+    said = words.tolist()
+    return said[: said.index(END)] if END in said else said

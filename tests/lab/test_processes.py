@@ -1,0 +1,48 @@
+"""One model on several processes: the numbers of one process, and checkpoints that either can go on from."""
+
+import json
+import math
+
+import pytest
+import torch
+from lab.stories import told
+from lab.test_cli import start
+
+from deepmemory.lab.records import Records, load_checkpoint
+
+SMALL = ["train", "adding", "--transition", "5", "--steps", "6", "--batch", "7", "--validation", "20", "--test", "20"]
+SMALL += ["--min-length", "24", "--max-length", "30", "--runs", "2", "--device", "cpu", "--threads", "1", "--json"]
+
+
+def train(out, epochs, devices):
+    process = start(*SMALL, "--epochs", epochs, "--devices", devices, "--out", out)
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def curves(out):
+    opened = Records(out)
+    (study,) = opened.studies()
+    opened.close()
+    return [value for run in study.runs for values in run.curves for value in values]
+
+
+def weights(out):
+    (path,) = (out / "checkpoints").glob("*/*.safetensors")
+    tensors, _ = load_checkpoint(path)
+    return {name: tensor for name, tensor in tensors.items() if name.startswith("weights.")}
+
+
+def test_two_processes_train_what_one_does_and_go_on_from_each_other(tmp_path):
+    train(tmp_path / "one", 4, devices=1)
+    events = train(tmp_path / "two", 2, devices=2)
+    assert [event["event"] for event in events] == ["epoch", "epoch", "study"]  # the first process alone speaks
+    train(tmp_path / "two", 3, devices=1)
+    train(tmp_path / "two", 4, devices=2)
+    assert told(tmp_path / "one").keys() == told(tmp_path / "two").keys()
+    whole, shared = curves(tmp_path / "one"), curves(tmp_path / "two")
+    assert all(map(math.isfinite, whole))
+    assert shared == pytest.approx(whole, rel=1e-3, abs=1e-5)
+    for name, weight in weights(tmp_path / "one").items():
+        torch.testing.assert_close(weights(tmp_path / "two")[name], weight, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,71 @@
+"""The command on real data: from the data folder to the table, killed and gone on with."""
+
+import math
+import os
+import signal
+
+import pytest
+from lab.stories import told
+from lab.test_cli import error_of, invoke, start, wait_for_epoch
+
+from deepmemory.lab.records import Records
+
+DATA = os.environ.get("DEEPMEMORY_DATA")
+needs_data = pytest.mark.skipif(not DATA, reason="the data sets are not here; $DEEPMEMORY_DATA says where they are")
+SMALL = {
+    "polymusic": ["--set=limit=6"],
+    "natlang": ["--set=limit=300", "--set=hidden=10", "--set=batch=4", "--set=window=20"],
+    "translation": ["--pairs", "120", "--pair", "spanish,german", "--set=hidden=10"],
+    "pixel-mnist": ["--set=limit=40", "--set=hidden=8", "--pixels", "permuted"],
+}
+HERE = ["--runs", "2", "--device", "cpu", "--threads", "1"]
+
+
+@needs_data
+@pytest.mark.parametrize("task", SMALL)
+def test_every_task_goes_from_the_data_to_the_table(task, tmp_path):
+    command = ["paper", task, "--cells", "dmu,dmu-c", "--depths", "1", "--epochs", "2", *SMALL[task], *HERE]
+    result = invoke(*command, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    opened = Records(tmp_path)
+    studies = opened.studies()
+    opened.close()
+    assert {study.setting.module_rate for study in studies} == {"formula", "same"}
+    for study in studies:
+        assert study.setting.task == task
+        assert [len(run.curves) for run in study.runs] == [2, 2]
+        assert all(map(math.isfinite, (value for run in study.runs for value in run.curves[-1])))
+        assert all(run.test is not None for run in study.runs)
+    assert (tmp_path / "report" / "index.html").exists()
+
+
+@needs_data
+def test_killed_it_goes_on_to_the_same_numbers(tmp_path):
+    command = ["train", "polymusic", "--limit", "6", "--epochs", "6", "--json", *HERE, "--out"]
+    killed = start(*command, tmp_path / "killed")
+    wait_for_epoch(killed, 2)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    for folder in ("killed", "whole"):
+        assert invoke(*command, tmp_path / folder).exit_code == 0
+    assert told(tmp_path / "killed") == told(tmp_path / "whole")
+
+
+def test_missing_data_is_told_and_left_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("DEEPMEMORY_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    told_ = error_of(monkeypatch, capsys, "paper", "natlang", "polymusic", "--data", tmp_path, "--out", tmp_path)
+    assert "left out: the data ptb is not here; dmu data fetch ptb brings it" in told_
+    assert "nothing left to train" in told_
+    told_ = error_of(monkeypatch, capsys, "train", "natlang", "--data", tmp_path, "--out", tmp_path)
+    assert "dmu data fetch ptb" in told_
+
+
+def test_choices_of_the_paper_are_checked(monkeypatch, capsys, tmp_path):
+    def wrong(*arguments):
+        return error_of(monkeypatch, capsys, "paper", *arguments, "--out", tmp_path)
+
+    assert "unknown depth '3'; choose from 1, 2, 5, 10" in wrong("natlang", "--depths", "3")
+    assert "unknown pair 'latin'; choose from spanish, portuguese, german" in wrong("translation", "--pair", "latin")
+    assert "unknown cell 'dmu-d'" in wrong("natlang", "--cells", "dmu-d")
