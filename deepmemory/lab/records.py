@@ -13,6 +13,7 @@ between repeats that epoch and writes the same numbers again.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shutil
@@ -36,7 +37,7 @@ from torch import Tensor
 import deepmemory as dm
 from deepmemory.lab.settings import THRESHOLDS, Setting, setting_from_json
 
-SCHEMA_VERSION = 2  # 1 has no packed epochs; it is read, and brought up to date when written to
+SCHEMA_VERSION = 3  # 1 has no packed epochs, 2 nothing watched; both are read, and brought up to date when written to
 SCHEMA = """
 CREATE TABLE study (
     id INTEGER PRIMARY KEY,
@@ -76,8 +77,18 @@ CREATE TABLE packed (
     "values" BLOB NOT NULL         -- all epochs of a merged run, in the place of its rows in epoch; see pack_curves
 )
 """
+WATCH = """
+CREATE TABLE IF NOT EXISTS watch (
+    run INTEGER NOT NULL REFERENCES run,
+    epoch INTEGER NOT NULL,        -- from 1
+    name TEXT NOT NULL,            -- MODULE.LAYER.WHAT; see inspection.watch
+    value REAL,                    -- null where it is nan
+    PRIMARY KEY (run, epoch, name)
+) WITHOUT ROWID
+"""
 
-RUNNING, REACHED, SPENT, DIVERGED = "running", "reached", "spent", "diverged"
+STATES = RUNNING, REACHED, SPENT, DIVERGED = "running", "reached", "spent", "diverged"
+CHECKPOINT_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -104,28 +115,47 @@ class Study:
     runs: tuple[Run, ...]
 
 
+class RecordsError(ValueError):
+    """Records or a checkpoint that are damaged, of another kind, or cannot be written."""
+
+
+# What a file brings about that is well-formed on the outside and holds something else than we write.
+GARBAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError, ZeroDivisionError, zlib.error)
+
+
 class Records:
     """The database of one output folder. Every change is one transaction; reading changes nothing on disk."""
 
     def __init__(self, out: Path | str, write: bool = False) -> None:
         self.out = Path(out)
-        path = self.out / "records.sqlite"
+        self.path = path = self.out / "records.sqlite"
         if not write and not path.exists():
             raise FileNotFoundError(f"no records in {self.out}: {path.name} is not there; give --out or train first")
         if write:
-            self.out.mkdir(parents=True, exist_ok=True)
+            try:
+                self.out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise RecordsError(f"--out {self.out} is no folder that can be written to ({error})") from None
         self.write = write
         mode = "rwc" if write else "ro"
-        self.db = sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=60, isolation_level=None)
-        if write:
-            self._prepare()
-        self.version = version = self.db.execute("PRAGMA user_version").fetchone()[0]
-        if not 1 <= version <= SCHEMA_VERSION:
-            self.db.close()
-            raise ValueError(
-                f"{path} was written in format {version}, this version reads 1 to {SCHEMA_VERSION}; "
-                "use the deepmemory version that wrote it, or another --out"
+        with explained(path):
+            self.db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=60, isolation_level=None
             )
+        try:
+            with explained(path):
+                self.version = version = self.db.execute("PRAGMA user_version").fetchone()[0]
+                if write and 0 <= version <= SCHEMA_VERSION:
+                    self._prepare()
+                    self.version = version = SCHEMA_VERSION
+            if not 1 <= version <= SCHEMA_VERSION:
+                raise ValueError(
+                    f"{path} was written in format {version}, this version reads 1 to {SCHEMA_VERSION}; "
+                    "use the deepmemory version that wrote it, or another --out"
+                )
+        except BaseException:
+            self.db.close()
+            raise
 
     def _prepare(self) -> None:
         """Readers and one writer at a time, nothing lost when the power goes; tables where there are none."""
@@ -138,20 +168,23 @@ class Records:
                     self.db.execute(statement)
             if version < 2:
                 self.db.execute(PACKED)
+            if version < 3:
+                self.db.execute(WATCH)
             if version < SCHEMA_VERSION:
                 self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, also when the process dies; waits for other writers."""
-        self.db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            if self.db.in_transaction:
-                self.db.execute("ROLLBACK")
-            raise
-        self.db.execute("COMMIT")
+        """All or nothing, also when the process dies or the disk is full; waits for other writers."""
+        with explained(self.path):
+            self.db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self.db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # already undone where SQLite could not go on
+                    self.db.execute("ROLLBACK")
+                raise
 
     def close(self) -> None:
         """Leave one file behind that can be copied and kept."""
@@ -180,10 +213,15 @@ class Records:
             return int(row[0])
 
     def open_session(self, device: str, engine: str) -> int:
-        """Who computes from now on, and with which versions."""
-        machine = {"device": device, "engine": engine, **versions()}
+        """This machine computes from now on."""
+        return self.add_session(provenance(device, engine))
+
+    def add_session(self, machine: Mapping[str, str | None]) -> int:
+        """Who computes from now on, and with which versions: the ``provenance`` of any machine."""
+        told = dict(machine)
+        git = told.pop("git")
         with self.transaction():
-            return self._insert("session", started=now(), machine=json.dumps(machine), git=git_commit())
+            return self._insert("session", started=now(), machine=json.dumps(told), git=git)
 
     def begin(self, study: int, seeds: Sequence[int], epoch: int, session: int) -> None:
         """These runs go on after ``epoch``; whatever was written of later epochs will be computed again."""
@@ -197,7 +235,8 @@ class Records:
                     )
                 else:
                     self._unpack_epochs(study, run)
-                    self.db.execute("DELETE FROM epoch WHERE run = ? AND epoch > ?", (run, epoch))
+                    for table in ("epoch", "watch"):
+                        self.db.execute(f"DELETE FROM {table} WHERE run = ? AND epoch > ?", (run, epoch))
                     self.db.execute(
                         "UPDATE run SET session = ?, first_under = ?, seconds = iif(?, seconds, 0) WHERE id = ?",
                         (session, json.dumps(self._first_under(study, run)), epoch > 0, run),
@@ -229,6 +268,14 @@ class Records:
                     "WHERE id = ?",
                     (states[seed], json.dumps(first), best_epochs[seed], seconds, run),
                 )
+
+    def write_watch(self, study: int, epoch: int, seeds: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
+        """What was watched after an epoch: by name, one number for each of the seeds."""
+        with self.transaction():
+            for place, seed in enumerate(seeds):
+                run = self._run_id(study, seed)
+                rows = [(run, epoch, name, of_runs[place]) for name, of_runs in values.items()]
+                self.db.executemany("INSERT OR REPLACE INTO watch VALUES (?, ?, ?, ?)", rows)
 
     def write_end(self, study: int, states: Mapping[int, str], tests: Mapping[int, Sequence[float] | None]) -> None:
         """How a group ended: states of its runs and what their best weights measure on the test set."""
@@ -277,15 +324,20 @@ class Records:
 
     def studies(self) -> list[Study]:
         """Everything recorded, studies in the order they were begun, runs by seed."""
-        self.db.execute("BEGIN")  # one moment in time, whatever is being written
-        try:
-            keys = [key for (key,) in self.db.execute("SELECT key FROM study ORDER BY id")]
-            return [study for key in keys if (study := self.study(key)) is not None]
-        finally:
-            self.db.execute("COMMIT")
+        with explained(self.path, GARBAGE):
+            self.db.execute("BEGIN")  # one moment in time, whatever is being written
+            try:
+                keys = [key for (key,) in self.db.execute("SELECT key FROM study ORDER BY id")]
+                return [study for key in keys if (study := self.study(key)) is not None]
+            finally:
+                self.db.execute("COMMIT")
 
     def study(self, key: str) -> Study | None:
         """One study by the key of its settings."""
+        with explained(self.path, GARBAGE):
+            return self._study(key)
+
+    def _study(self, key: str) -> Study | None:
         row = self.db.execute("SELECT id, settings, series, thresholds FROM study WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
@@ -320,10 +372,26 @@ class Records:
         ]
         return Study(setting_from_json(settings), tuple(json.loads(series)), tuple(json.loads(thresholds)), tuple(runs))
 
+    def watched(self, key: str) -> dict[int, dict[str, dict[int, float]]]:
+        """What was watched in a study: by seed, by name, by epoch."""
+        found: dict[int, dict[str, dict[int, float]]] = {}
+        if self.version < 3:
+            return found
+        with explained(self.path, GARBAGE):
+            for seed, name, epoch, value in self.db.execute(
+                "SELECT seed, name, epoch, value FROM watch JOIN run ON run.id = watch.run "
+                "JOIN study ON study.id = run.study WHERE key = ? ORDER BY seed, epoch, name",
+                (key,),
+            ):
+                of_name = found.setdefault(seed, {}).setdefault(name, {})
+                of_name[int(epoch)] = math.nan if value is None else float(value)
+        return found
+
     def sessions(self) -> dict[int, dict[str, Any]]:
         """Machine, versions and commit of every session."""
-        rows = self.db.execute("SELECT id, started, machine, git FROM session ORDER BY id")
-        return {key: {"started": started, **json.loads(machine), "git": git} for key, started, machine, git in rows}
+        with explained(self.path, GARBAGE):
+            rows = self.db.execute("SELECT id, started, machine, git FROM session ORDER BY id")
+            return {key: {"started": started, **json.loads(machine), "git": git} for key, started, machine, git in rows}
 
     # --- checkpoints and locks -------------------------------------------------------------------
 
@@ -334,6 +402,26 @@ class Records:
     def lock(self, setting: Setting, say: Callable[[str], None] = print) -> Any:
         """Hold a study for this process; waits, and says so, while another process trains it."""
         return hold_lock(self.out / "locks" / f"{setting.task}-{setting.cell}-{setting.key}.lock", say)
+
+
+@contextmanager
+def explained(path: Path, garbage: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """What SQLite has against a records file, or ``garbage`` in it, with the file's name and what to do."""
+    unreadable: tuple[type[Exception], ...] = (sqlite3.Error, *garbage)
+    try:
+        yield
+    except RecordsError:
+        raise
+    except sqlite3.OperationalError as error:  # a full or read-only disk, another writer, a missing table
+        raise RecordsError(
+            f"{path} cannot be used: {error}. What was recorded before is kept; when the cause is gone, "
+            "the same command goes on"
+        ) from error
+    except unreadable as error:
+        raise RecordsError(
+            f"{path} cannot be read: {error}. It is damaged, or from a newer version of deepmemory; put a good copy "
+            "in its place, or move it away and train again"
+        ) from error
 
 
 def patiently(act: Callable[[], Any], seconds: float = 60.0) -> None:
@@ -413,29 +501,93 @@ def hold_lock(path: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     """Write a checkpoint whole or not at all."""
+    write_whole(path, checkpoint_bytes(tensors, info, path.parent.name))
+
+
+def checkpoint_bytes(tensors: dict[str, Tensor], info: dict[str, Any], study: str) -> bytes:
+    """A checkpoint as it is written; ``study`` is the folder it belongs in."""
     from safetensors.torch import save
 
-    data = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, {"info": json.dumps(info)})
-    path.parent.mkdir(parents=True, exist_ok=True)
+    noted = {"info": json.dumps(info), "format": str(CHECKPOINT_FORMAT), "study": study}
+    return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, noted)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file in place whole or not at all, safe from a loss of power."""
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise RecordsError(
+            f"{path} cannot be written: {error.strerror or error}. The one before it is kept; when there is room, "
+            "the same command goes on from there"
+        ) from error
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors on the CPU and what was noted beside them; runs no code from the file."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["info"])  # noqa: SIM118
+    try:
+        with safe_open(path, framework="pt") as file:
+            noted = file.metadata() or {}
+            if (version := int(noted.get("format", 1))) > CHECKPOINT_FORMAT:
+                raise ValueError(f"its format is {version}, this version reads up to {CHECKPOINT_FORMAT}")
+            study = noted.get("study", path.parent.name)
+            if study != path.parent.name and path.parent.parent.name == "checkpoints":
+                raise ValueError(f"it belongs to the study {study}")
+            tensors, info = {name: file.get_tensor(name) for name in file.keys()}, json.loads(noted["info"])  # noqa: SIM118
+        check_checkpoint(tensors, info)
+    except FileNotFoundError:
+        raise
+    except (OSError, SafetensorError, RuntimeError, *GARBAGE) as error:
+        reason = f"it notes no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise RecordsError(
+            f"{path} is not a checkpoint that can be used here: {reason}. It was not loaded. "
+            "Move it away, and its runs start again; the records stay as they are"
+        ) from error
+    return tensors, info
+
+
+def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+    """Whether a group of runs can be made of it: a list for each run, a row for each in the stack."""
+    seeds, rows, epoch = info["seeds"], info["rows"], info["epoch"]
+    runs = range(len(seeds))
+
+    def whole(*numbers: Any) -> bool:
+        return all(type(number) is int and number >= 0 for number in numbers)
+
+    if not (seeds and whole(epoch, *seeds, *rows) and len(set(seeds)) == len(seeds)):
+        raise ValueError(f"seeds, rows and epoch should be whole numbers, are {seeds}, {rows} and {epoch}")
+    if not (rows and sorted(set(rows)) == rows and rows[-1] in runs):
+        raise ValueError(f"rows should name some of {len(seeds)} runs in their order, are {rows}")
+    for name, valid in (
+        ("state", lambda state: state in STATES),
+        ("under", whole),
+        ("best_epoch", lambda number: number is None or whole(number)),
+    ):
+        values = info[name]
+        if not (isinstance(values, list) and len(values) == len(seeds) and all(map(valid, values))):
+            raise ValueError(f"{name} should be a list of {len(seeds)}, is {values}")
+    for name, tensor in tensors.items():
+        kind, many = name.partition(".")[0], len(seeds) if name.startswith("best") else len(rows)
+        stacked = kind in ("weights", "best", "best_loss") or (kind == "adam" and not name.endswith(".step"))
+        if stacked and tensor.shape[:1] != (many,):
+            raise ValueError(f"{name} should have {many} rows, its shape is {tuple(tensor.shape)}")
+    if "best_loss" not in tensors:
+        raise KeyError("best_loss")
 
 
 def best_weights(path: Path, seed: int) -> dict[str, Tensor]:
@@ -541,6 +693,13 @@ def _copy_chosen(
         )
         if run.curves:
             merged._insert("packed", run=run_id, **{'"values"': pack_curves(run.curves)})
+        if records.version >= 3:
+            rows = records.db.execute(
+                "SELECT ?, epoch, name, value FROM watch JOIN run ON run.id = watch.run "
+                "JOIN study ON study.id = run.study WHERE key = ? AND seed = ?",
+                (run_id, key, seed),
+            )
+            merged.db.executemany("INSERT INTO watch VALUES (?, ?, ?, ?)", rows)
 
 
 def _copy_checkpoint(records: Records, merged: Records, setting: Setting, seed: int) -> None:
@@ -553,6 +712,11 @@ def _copy_checkpoint(records: Records, merged: Records, setting: Setting, seed: 
 
 
 # --- provenance -----------------------------------------------------------------------------------
+
+
+def provenance(device: str, engine: str) -> dict[str, str | None]:
+    """What computes here, with which versions, from which commit."""
+    return {"device": device, "engine": engine, **versions(), "git": git_commit()}
 
 
 def versions() -> dict[str, str]:

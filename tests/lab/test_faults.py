@@ -1,0 +1,389 @@
+"""What goes wrong on real machines, done for real: a clear message, an exit code, nothing lost that was recorded."""
+
+import json
+import math
+import os
+import pickle
+import resource
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lab.data import making
+from lab.data.making import served
+from lab.data.test_fetching import BODY, NOTTINGHAM, Pages, serving
+from lab.stories import told
+from safetensors.torch import load_file, save_file
+
+from deepmemory.lab import cli, records, training
+from deepmemory.lab.data import DataError, files, registry
+from deepmemory.lab.data.fetching import fetch
+from deepmemory.lab.records import Records, RecordsError, load_checkpoint
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"}
+SMALL = ["--runs", "2", "--epochs", "3", "--steps", "3", "--batch", "4", "--validation", "8", "--test", "8"]
+SMALL += ["--min-length", "24", "--max-length", "26", "--threads", "1", "--device", "cpu", "--engine", "plain"]
+TRAIN = ["train", "adding", *SMALL]
+
+
+def dmu(monkeypatch, capsys, *arguments):
+    """The command in this process: exit code and what it printed as errors."""
+    monkeypatch.setattr(sys, "argv", ["dmu", *map(str, arguments)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code or 0
+    return code, capsys.readouterr().err
+
+
+def checkpoint_in(out):
+    (path,) = out.glob("checkpoints/*/*.safetensors")
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    return lambda *arguments: dmu(monkeypatch, capsys, *arguments)
+
+
+@pytest.fixture
+def trained(tmp_path, run):
+    """A finished study; its story."""
+    assert run(*TRAIN, "--out", tmp_path / "whole") == (0, "")
+    return told(tmp_path / "whole")
+
+
+def start(code, *arguments, limit=None):
+    """Python in a process of its own, which may write files of ``limit`` bytes at most."""
+    confine = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=confine,
+    )
+
+
+DIES_AT = """
+import os, signal, sys
+from deepmemory.lab import cli, records
+owner, name, call = sys.argv.pop(1).split()
+owner, calls = {"os": os, "records": records.Records}[owner], 0
+original = getattr(owner, name)
+def die(*args):
+    global calls
+    calls += "checkpoints" in str(args[0]) or owner is not os
+    if calls == int(call):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*args)
+setattr(owner, name, die)
+cli.main()
+"""
+
+
+@pytest.mark.parametrize("moment", ["records write_epoch 2", "os replace 2"], ids=["training", "a checkpoint"])
+def test_killed_while(tmp_path, run, trained, moment):
+    out = tmp_path / "killed"
+    process = start(DIES_AT, moment, *TRAIN, "--out", out)
+    process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    before = told(out)
+    assert all(len(curves) >= 1 for *_, curves in before.values())
+    assert list(out.rglob("*.partial")) or moment.startswith("records")
+    load_checkpoint(checkpoint_in(out))
+    assert run(*TRAIN, "--out", out) == (0, "")
+    assert told(out) == trained
+
+
+FETCHES = """
+import sys
+from pathlib import Path
+from dataclasses import replace
+from deepmemory.lab.data import DATASETS
+from deepmemory.lab.data.fetching import fetch
+address, size, sha256, folder = sys.argv[1:]
+file = replace(DATASETS["nottingham"].files[0], addresses=(address,), size=int(size), sha256=sha256)
+fetch(file, Path(folder), lambda done, total: print(done, flush=True))
+"""
+
+
+def test_killed_while_downloading(tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    head = f"HTTP/1.0 200 OK\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+    with socket.create_server(("127.0.0.1", 0)) as stalling:
+        address = f"http://127.0.0.1:{stalling.getsockname()[1]}/a"
+        file = served(NOTTINGHAM, BODY, [address])
+        process = start(FETCHES, address, file.size, file.sha256, tmp_path)
+        connection, _ = stalling.accept()
+        with connection:
+            connection.sendall(head + BODY[: len(BODY) // 2])
+            assert int(process.stdout.readline()) > 0  # some of it is here, and no more will come
+            process.kill()
+            process.communicate(timeout=60)
+    assert not (tmp_path / file.path).exists()
+    with serving(Pages()) as pages:
+        pages.bodies["/a"] = BODY
+        assert fetch(served(NOTTINGHAM, BODY, pages.at("/a")), tmp_path).read_bytes() == BODY
+    left = [path.name for path in (tmp_path / "polymusic").iterdir() if path.stat().st_size]
+    assert left == ["Nottingham.mat"]  # beside empty ones: locks, and the temporary file that pooch had opened
+
+
+MAIN = "from deepmemory.lab import cli; cli.main()"
+
+
+@pytest.mark.parametrize(
+    ("limit", "width", "named"), [(30_000, 3, "records.sqlite"), (150_000, 50, "runs-0.safetensors")]
+)
+def test_a_full_disk(tmp_path, run, limit, width, named):
+    command = [*TRAIN, "--transition", width, "--hidden", width]
+    assert run(*command, "--out", tmp_path / "whole") == (0, "")
+    process = start(MAIN, *command, "--out", tmp_path / "full", limit=limit)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert errors.startswith("error: ")
+    assert named in errors
+    assert "the same command goes on" in errors
+    assert "Traceback" not in errors
+    assert not list((tmp_path / "full").rglob("*.partial"))
+    assert run(*command, "--out", tmp_path / "full") == (0, "")
+    assert told(tmp_path / "full") == told(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("garbage", ["cut", "text", "emptied", "holes", "values"])
+def test_damaged_records(tmp_path, run, trained, garbage):
+    out = tmp_path / "whole"
+    path = out / "records.sqlite"
+    raw = path.read_bytes()
+    if garbage == "values":
+        with sqlite3.connect(path) as db:
+            db.execute('UPDATE epoch SET "values" = ?', (b"abc",))
+        db.close()
+    else:
+        path.write_bytes(
+            {
+                "cut": raw[: len(raw) // 3],
+                "text": b"not a database" * 999,
+                "emptied": b"",
+                "holes": raw[:4096] + bytes(len(raw) - 4096),
+            }[garbage]
+        )
+    before = path.read_bytes()
+    for command in (["report", "--out", out], [*TRAIN, "--out", out]):
+        if garbage == "emptied" and command[0] == "train":
+            continue  # an empty file is a new database, for SQLite and for us
+        code, error = run(*command)
+        assert code == 2
+        assert str(path) in error
+    assert path.read_bytes()[100:] == before[100:]  # all but SQLite's own header
+    path.write_bytes(raw)
+    assert told(out) == trained
+
+
+class Payload:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+def other_version(path, out):
+    tensors = load_file(path)
+    info = json.dumps(load_checkpoint(path)[1])
+    save_file(tensors, path, {"info": info, "format": "99", "study": path.parent.name})
+
+
+def other_study(path, out):
+    assert dmu_quietly("train", "adding", *SMALL, "--hidden", 7, "--out", out / "other") == 0
+    path.write_bytes(checkpoint_in(out / "other").read_bytes())
+
+
+def dmu_quietly(*arguments):
+    from typer.testing import CliRunner
+
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments]).exit_code
+
+
+def noted(**changes):
+    def damage(path, out):
+        tensors, info = load_checkpoint(path)
+        save_file(tensors, path, {"info": json.dumps(info | changes)})
+
+    return damage
+
+
+DAMAGES = {
+    "pickle": (lambda path, out: path.write_bytes(pickle.dumps(Payload())), "not a checkpoint that can be used"),
+    "torch.save": (lambda path, out: torch.save({"weights": Payload()}, path), "not a checkpoint that can be used"),
+    "cut": (lambda path, out: path.write_bytes(path.read_bytes()[:-9]), "not a checkpoint that can be used"),
+    "empty": (lambda path, out: path.write_bytes(b""), "not a checkpoint that can be used"),
+    "a folder": (lambda path, out: (path.unlink(), path.mkdir()), "not a checkpoint that can be used"),
+    "version": (other_version, "its format is 99, this version reads up to 1"),
+    "study": (other_study, "it belongs to the study adding-dmu-"),
+    "rows": (noted(rows=[0, 1, 2]), "rows should name some of 2 runs"),
+    "states": (noted(state=["fine", "fine"]), "state should be a list of 2"),
+    "no note": (lambda path, out: save_file(load_file(path), path), "it notes no 'info'"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_that_is_none_of_ours(tmp_path, run, trained, monkeypatch, damage):
+    monkeypatch.chdir(tmp_path)
+    out = tmp_path / "whole"
+    path = checkpoint_in(out)
+    spoil, message = DAMAGES[damage]
+    spoil(path, tmp_path)
+    code, error = run(*TRAIN, "--epochs", 4, "--out", out)
+    assert code == 2
+    assert error.startswith(f"error: {path} ")
+    assert message in error
+    assert "Move it away, and its runs start again" in error
+    assert not (tmp_path / "executed").exists()
+    assert told(out) == trained
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_no_number_any_more(tmp_path, run, monkeypatch, loss):
+    original = training.finish_epoch
+
+    def finish(trainer, group, values, seconds):
+        return original(trainer, group, [[loss for _ in of_run] for of_run in values], seconds)
+
+    monkeypatch.setattr(training, "finish_epoch", finish)
+    code, error = run(*TRAIN, "--out", tmp_path)
+    assert code == 1
+    assert "adding dmu: 2 of 2 runs diverged, their loss became nan or inf" in error
+    assert {state for state, *_ in told(tmp_path).values()} == {"diverged"}
+
+
+def no_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file"
+
+
+def under_a_file(tmp_path):
+    return no_folder(tmp_path) / "out"
+
+
+def locked(tmp_path):
+    if os.getuid() == 0:
+        pytest.skip("root may write to every folder")
+    (tmp_path / "locked").mkdir(mode=0o500)
+    return tmp_path / "locked"
+
+
+@pytest.mark.parametrize("place", [no_folder, under_a_file, locked])
+def test_a_place_that_cannot_be_written_to(tmp_path, run, place):
+    out = place(tmp_path)
+    code, error = run(*TRAIN, "--out", out)
+    assert code == 2
+    assert error.startswith("error: ")
+    assert str(out) in error
+
+
+def test_records_that_may_only_be_read(tmp_path):
+    """A database on a read-only disk, as SQLite sees it; file modes would not stop root."""
+    Records(tmp_path, write=True).close()
+    opened = Records(tmp_path, write=True)
+    opened.db.execute("PRAGMA query_only=1")
+    with pytest.raises(RecordsError, match="attempt to write a readonly database"):
+        opened.open_session("cpu", "plain")
+    opened.close()
+
+
+def test_a_clock_that_goes_backwards(tmp_path, run, trained, monkeypatch):
+    clock = iter(range(2_000_000_000, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    assert run(*TRAIN, "--epochs", 2, "--out", tmp_path / "back") == (0, "")
+    assert run(*TRAIN, "--out", tmp_path / "back") == (0, "")
+    assert told(tmp_path / "back") == trained
+    opened = Records(tmp_path / "back")
+    started = [session["started"] for session in opened.sessions().values()]
+    assert len(started) == 2
+    assert started[1] < started[0]
+    assert all(run.seconds > 0 for study in opened.studies() for run in study.runs)
+    opened.close()
+
+
+def test_no_gpu(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, error = run(*TRAIN[:-4], "--device", "cuda", "--out", tmp_path / "out")
+    assert code == 2
+    assert "no CUDA GPU that torch can use; choose cpu or auto" in error
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_gpu_without_room(tmp_path, run, trained, monkeypatch, captured):
+    """After two epochs; also where the error comes out of a capture."""
+    original, epochs = training.finish_epoch, 0
+
+    def no_room(*args):
+        nonlocal epochs
+        epochs += 1
+        if epochs < 3:
+            return original(*args)
+        full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if not captured:
+            raise full
+        raise RuntimeError("a training step could not be captured") from full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "finish_epoch", no_room)
+        code, error = run(*TRAIN, "--out", tmp_path / "full")
+    assert code == 2
+    assert "fewer runs at once: --runs 10" in error
+    assert all(len(curves) == 2 for *_, curves in told(tmp_path / "full").values())
+    assert run(*TRAIN, "--out", tmp_path / "full") == (0, "")
+    assert told(tmp_path / "full") == trained
+
+
+def test_other_errors_are_not_hidden(monkeypatch):
+    monkeypatch.setattr(cli, "app", lambda: (_ for _ in ()).throw(RuntimeError("a bug")))
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main()
+
+
+def test_data_that_changed_between_two_runs(tmp_path, run, monkeypatch):
+    """The registry's hash tells, and where it has none, the one recorded when the data first came."""
+    datasets, contents = making.tiny_datasets()
+    for name, entry in datasets.items():
+        monkeypatch.setitem(registry.DATASETS, name, entry)
+    music = ["train", "polymusic", "--hidden", "3", "--threads", "1", "--device", "cpu", "--engine", "plain"]
+    music += ["--out", tmp_path / "out"]
+    data = tmp_path / "first"
+    making.place(data, contents)
+    assert run(*music, "--epochs", 1, "--data", data) == (0, "")
+    before = told(tmp_path / "out")
+    data = data.rename(tmp_path / "later")  # a process reads a folder's data once
+    changed = data / NOTTINGHAM.path
+    changed.write_bytes(making.mat({**making.MUSIC, "testdata": making.rolls(3, (4, 4))}))
+    code, error = run(*music, "--epochs", 2, "--data", data)
+    assert code == 2
+    assert error.startswith(f"error: {changed}: not the contents expected; sha256 ")
+    assert told(tmp_path / "out") == before
+
+    portuguese = registry.DATASETS["portuguese"].files[0]
+    path = data / portuguese.path
+    files.record_path(path).write_text(f"{files.digest_of(path)}  {path.name}\n")
+    files.read(portuguese, data)
+    path.write_bytes(making.zipped({"por.txt": making.PAIRS + b"New.\tNovo.\n"}))
+    with pytest.raises(DataError, match="not the file that was recorded"):
+        files.read(portuguese, data)
+
+
+def test_write_whole_keeps_the_file_before_it(tmp_path, monkeypatch):
+    path = tmp_path / "kept"
+    records.write_whole(path, b"before")
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    with pytest.raises(RecordsError, match="No space left on device"):
+        records.write_whole(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert os.listdir(tmp_path) == ["kept"]
