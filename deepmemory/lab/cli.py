@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deepmemory.lab import commands, paper
-from deepmemory.lab.settings import CELLS, HELP, TASKS
+from deepmemory.lab.settings import HELP, LANGUAGES, PIXELS, TASKS
 from deepmemory.lab.tracking import TRACKERS
 
 app = typer.Typer(
@@ -32,42 +32,96 @@ Threads = Annotated[int, typer.Option(min=0, help=HELP["threads"])]
 TrackerName = Annotated[str, typer.Option("--tracker", help=f"also log to: {', '.join(TRACKERS)}")]
 Data = Annotated[Path | None, typer.Option("--data", help="folder of local copies; default: $DEEPMEMORY_DATA")]
 DataNames = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="which; default: all")]
+Devices = Annotated[int, typer.Option(min=1, help=HELP["devices"])]
+Nodes = Annotated[int, typer.Option(min=1, help=HELP["nodes"])]
+Quick = Annotated[bool, typer.Option("--quick", help="a small version that learns something in two minutes on a CPU")]
+Checkpoint = Annotated[Path, typer.Argument(help="OUT/checkpoints/STUDY/runs-*.safetensors, or the study's folder")]
+OneRun = Annotated[
+    int | None, typer.Option("--run", min=0, help="seed of the run; default: the one with the least loss")
+]
+Temperature = Annotated[
+    float, typer.Option(min=0, help="below 1 what is likely gets likelier; 0: always the likeliest")
+]
+DrawSeed = Annotated[int, typer.Option("--seed", min=0, help="another one draws something else")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON lines for machines")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="change any setting; repeatable")]
+WatchName = Annotated[str, typer.Option("--watch", help=f"record more every few epochs: {', '.join(commands.WATCHES)}")]
+On = Annotated[str, typer.Option("--on", help="who trains: here, or ray for a cluster")]
+Address = Annotated[str | None, typer.Option(help="ray: of the cluster, or auto; left out: this machine alone")]
+Group = Annotated[int, typer.Option(min=0, help="ray: runs in one task at most; 0: all on a GPU, 16 for each CPU")]
+Cpus = Annotated[float, typer.Option(min=0, help="ray: CPUs for each task")]
+Gpus = Annotated[float, typer.Option(min=0, help="ray: GPUs for each task, 0.5 for two tasks on one")]
 
 
 @app.command("paper")
 def paper_command(
     tasks: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help=", ".join(TASKS))] = None,
-    cells: Annotated[str, typer.Option(help="which cells, separated by commas")] = ",".join(CELLS),
-    runs: Runs = paper.RUNS,
+    cells: Annotated[
+        str | None, typer.Option(help=f"of {', '.join(paper.KINDS)}, separated by commas; default: the paper's")
+    ] = None,
+    depths: Annotated[str, typer.Option(help="music, language, translation: separated by commas")] = "1,2,5,10",
+    pair: Annotated[
+        str, typer.Option(help="translation into English: from which languages, separated by commas")
+    ] = ",".join(LANGUAGES),
+    pixels: Annotated[str, typer.Option(help="pixel-mnist: in which orders, separated by commas")] = ",".join(PIXELS),
+    quick: Quick = False,
+    runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help=f"of each cell, side by side; default: {paper.RUNS}, and {paper.REAL_RUNS} with real data"
+        ),
+    ] = None,
     seed: Seed = 0,
     epochs: Annotated[int | None, typer.Option(min=1, help=HELP["epochs"])] = None,
     module_rate: Annotated[str | None, typer.Option(help=HELP["module_rate"])] = None,
     patience: Annotated[int | None, typer.Option(min=1, help=HELP["patience"])] = None,
     noise: Annotated[str | None, typer.Option(help=HELP["noise"])] = None,
+    music: Annotated[str | None, typer.Option(help=HELP["music"])] = None,
+    pairs: Annotated[str | None, typer.Option(help=HELP["pairs"])] = None,
+    feedback: Annotated[str | None, typer.Option(help=HELP["feedback"])] = None,
     set_: Set = None,
+    data: Data = None,
     device: Device = "auto",
     engine: Engine = "auto",
     graph: Graph = True,
     threads: Threads = 0,
+    devices: Devices = 1,
+    nodes: Nodes = 1,
     out: Out = Path("runs"),
     tracker: TrackerName = "none",
+    watch: WatchName = "none",
+    on: On = "here",
+    address: Address = None,
+    group: Group = 0,
+    cpus: Cpus = 1,
+    gpus: Gpus = 0,
     json: Json = False,
 ) -> None:
     """The paper's experiments with the paper's settings. Goes on where it was stopped; prints paper and ours."""
-    changes = {"epochs": epochs, "module_rate": module_rate, "patience": patience, "noise": noise}
-    machine = commands.machine(device, engine, graph, threads)
-    commands.paper(tasks, cells, changes, set_, runs, seed, machine, out, tracker, json)
+    changes = {
+        "epochs": epochs,
+        "module_rate": module_rate,
+        "patience": patience,
+        "noise": noise,
+        "music": music,
+        "pairs": pairs,
+        "feedback": feedback,
+    }
+    machine = commands.machine(device, engine, graph, threads, data, devices, nodes)
+    choice = commands.Choice(cells, depths, pair, pixels, quick)
+    cluster = commands.Cluster(on, address, group, cpus, gpus)
+    commands.paper(tasks, choice, changes, set_, runs, seed, machine, out, commands.Eyes(tracker, watch), json, cluster)
 
 
 @app.command("train")
 def train_command(
     task: Annotated[str, typer.Argument(help=HELP["task"])],
-    cell: Annotated[str, typer.Option(help=HELP["cell"])] = "dmu",
+    cell: Annotated[str, typer.Option(help=f"kind of recurrent layer: {', '.join(paper.KINDS)}")] = "dmu",
     hidden: Annotated[str | None, typer.Option(help=HELP["hidden"])] = None,
     transition: Annotated[str | None, typer.Option(help=HELP["transition"])] = None,
-    depth: Annotated[int | None, typer.Option(help=HELP["depth"])] = None,
+    depth: Annotated[
+        int | None, typer.Option(help="RHN: micro-layers per time step; real data: linear layers of an RHN or DMU")
+    ] = None,
     activation: Annotated[str | None, typer.Option(help=HELP["activation"])] = None,
     memory_bias: Annotated[float | None, typer.Option(help=HELP["memory_bias"])] = None,
     forget_bias: Annotated[float | None, typer.Option(help=HELP["forget_bias"])] = None,
@@ -86,14 +140,31 @@ def train_command(
     max_length: Annotated[int | None, typer.Option(help=HELP["max_length"])] = None,
     noise: Annotated[str | None, typer.Option(help=HELP["noise"])] = None,
     precision: Annotated[str | None, typer.Option(help=HELP["precision"])] = None,
+    music: Annotated[str | None, typer.Option(help=HELP["music"])] = None,
+    window: Annotated[int | None, typer.Option(help=HELP["window"])] = None,
+    language: Annotated[str | None, typer.Option(help=HELP["language"])] = None,
+    pairs: Annotated[str | None, typer.Option(help=HELP["pairs"])] = None,
+    feedback: Annotated[str | None, typer.Option(help=HELP["feedback"])] = None,
+    pixels: Annotated[str | None, typer.Option(help=HELP["pixels"])] = None,
+    limit: Annotated[int | None, typer.Option(help=HELP["limit"])] = None,
+    quick: Quick = False,
     runs: Runs = 1,
     seed: Seed = 0,
+    data: Data = None,
     device: Device = "auto",
     engine: Engine = "auto",
     graph: Graph = True,
     threads: Threads = 0,
+    devices: Devices = 1,
+    nodes: Nodes = 1,
     out: Out = Path("runs"),
     tracker: TrackerName = "none",
+    watch: WatchName = "none",
+    on: On = "here",
+    address: Address = None,
+    group: Group = 0,
+    cpus: Cpus = 1,
+    gpus: Gpus = 0,
     json: Json = False,
 ) -> None:
     """One study with any settings; what is left out stays as in the paper."""
@@ -119,9 +190,17 @@ def train_command(
         "max_length": max_length,
         "noise": noise,
         "precision": precision,
+        "music": music,
+        "window": window,
+        "language": language,
+        "pairs": pairs,
+        "feedback": feedback,
+        "pixels": pixels,
+        "limit": limit,
     }
-    machine = commands.machine(device, engine, graph, threads)
-    commands.train(task, cell, changes, runs, seed, machine, out, tracker, json)
+    machine = commands.machine(device, engine, graph, threads, data, devices, nodes)
+    cluster = commands.Cluster(on, address, group, cpus, gpus)
+    commands.train(task, cell, quick, changes, runs, seed, machine, out, commands.Eyes(tracker, watch), json, cluster)
 
 
 @app.command("report")
@@ -176,6 +255,125 @@ def data_fetch_command(names: DataNames = None, data: Data = None, json: Json = 
 def data_check_command(names: DataNames = None, data: Data = None, json: Json = False) -> None:
     """Read what is here as the tasks do, and compare hashes and counts with the registry."""
     commands.data_check(names, data, json)
+
+
+@app.command("sweep")
+def sweep_command(
+    task: Annotated[str, typer.Argument(help=HELP["task"])],
+    cell: Annotated[str, typer.Option(help=HELP["cell"])] = "dmu",
+    space: Annotated[
+        str,
+        typer.Option(help="what to search: lr=log:1e-4..1e-1,batch=16|32|64, or a shipped space such as paper-grid"),
+    ] = "paper-random",
+    set_: Set = None,
+    sampler: Annotated[str, typer.Option(help="tpe, random or grid")] = "tpe",
+    pruner: Annotated[str, typer.Option(help="which trials to cut short: median, halving or none")] = "median",
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="in all, earlier ones counted; default: the grid, or 50")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="postgresql://... for many machines; default: SQLite in OUT")
+    ] = None,
+    search_seed: Annotated[int, typer.Option(min=0, help="another one draws other trials")] = 0,
+    runs: Runs = 1,
+    seed: Seed = 0,
+    data: Data = None,
+    device: Device = "auto",
+    engine: Engine = "auto",
+    graph: Graph = True,
+    threads: Threads = 0,
+    out: Out = Path("runs"),
+    json: Json = False,
+) -> None:
+    """Hyperparameter search. The same command goes on where it was stopped; several at once share the work."""
+    machine = commands.machine(device, engine, graph, threads, data)
+    commands.sweep(
+        task, cell, space, set_, sampler, pruner, trials, storage, search_seed, runs, seed, machine, out, json
+    )
+
+
+@app.command("export")
+def export_command(
+    checkpoint: Annotated[Path, typer.Argument(help="OUT/checkpoints/STUDY, or one of the files in it")],
+    format: Annotated[str, typer.Option(help="onnx, pt2 (for torch.export.load) or safetensors")] = "onnx",
+    run: Annotated[
+        int | None, typer.Option(min=0, help="seed of the run; default: the one with the least loss")
+    ] = None,
+    to: Annotated[Path | None, typer.Option(help="file to write; default: OUT/export/STUDY-SEED.FORMAT")] = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """A trained network for places without the lab, with the weights of its best epoch."""
+    commands.export(checkpoint, format, run, to, data, json)
+
+
+@app.command("compose")
+def compose_command(
+    checkpoint: Checkpoint,
+    run: OneRun = None,
+    tune: Annotated[
+        int | None, typer.Option(min=0, help="go on with this piece of the test split; default: the first")
+    ] = None,
+    from_: Annotated[Path | None, typer.Option("--from", help="go on with a MIDI file")] = None,
+    given: Annotated[int, typer.Option(min=0, help="frames of it to begin with; 0 is all")] = 50,
+    steps: Annotated[int, typer.Option(min=0, help="frames to compose")] = 200,
+    temperature: Temperature = 1.0,
+    tempo: Annotated[float, typer.Option(min=10, max=1000, help="beats per minute")] = 120.0,
+    seed: DrawSeed = 0,
+    to: Annotated[Path, typer.Option(help="file to write, as .mid and as .wav")] = Path("tune.mid"),
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Go on with a tune, by a model of polymusic; writes MIDI and sound."""
+    commands.compose(checkpoint, run, tune, from_, given, steps, temperature, tempo, seed, to, data, json)
+
+
+@app.command("translate")
+def translate_command(
+    checkpoint: Checkpoint,
+    text: Annotated[str | None, typer.Argument(help="a sentence in the language of the checkpoint")] = None,
+    run: OneRun = None,
+    beam: Annotated[int, typer.Option(min=1, help="translations followed at once; 1 is greedy")] = 5,
+    length_power: Annotated[
+        float, typer.Option(min=0, help="beam: rank by log-probability / words ** this; 0 leaves the length out")
+    ] = 1.0,
+    bleu: Annotated[
+        bool, typer.Option("--bleu", help="measure the run's test split, greedy and with the beam")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=0, help="--bleu: the first so many sentences; 0 is all")] = 0,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Say a sentence in English, by a model of translation; or its BLEU."""
+    commands.translate(checkpoint, text, run, beam, length_power, bleu, limit, data, json)
+
+
+@app.command("generate")
+def generate_command(
+    checkpoint: Checkpoint,
+    text: Annotated[str, typer.Argument(help="how the text begins")],
+    run: OneRun = None,
+    words: Annotated[int, typer.Option(min=0, help="how many follow")] = 50,
+    temperature: Temperature = 1.0,
+    top: Annotated[int, typer.Option(min=0, help="draw from so many of the likeliest words; 0 is all")] = 40,
+    seed: DrawSeed = 0,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """Go on with a text, by a model of natlang."""
+    commands.generate(checkpoint, text, run, words, temperature, top, seed, data, json)
+
+
+@app.command("inspect")
+def inspect_command(
+    checkpoint: Checkpoint,
+    run: OneRun = None,
+    to: Annotated[Path | None, typer.Option(help="folder for pictures and numbers; left out: tables alone")] = None,
+    data: Data = None,
+    json: Json = False,
+) -> None:
+    """What is inside a trained model: sizes, gradient condition, gates, gradient flow."""
+    commands.inspect(checkpoint, run, to, data, json)
 
 
 def main() -> None:

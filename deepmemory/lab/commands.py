@@ -7,12 +7,23 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from deepmemory.lab import paper as published
 from deepmemory.lab import records
 from deepmemory.lab.progress import choose_display
-from deepmemory.lab.settings import CELLS, OWNERS, TASKS, Machine, Setting, change, check_choice
+from deepmemory.lab.settings import (
+    CELLS,
+    LANGUAGES,
+    OWNERS,
+    PIXELS,
+    SYNTHETIC,
+    TASKS,
+    Machine,
+    Setting,
+    change,
+    check_choice,
+)
 from deepmemory.lab.tracking import open_tracker
 
 if TYPE_CHECKING:
@@ -20,62 +31,161 @@ if TYPE_CHECKING:
 
 
 def guard(app: Callable[[], Any]) -> None:
-    """Run the command line; a mistake gets one line that says what is wrong."""
+    """Run the command line; a mistake, or a machine that fails, gets one line that says what is wrong."""
     try:
         app()
-    except (ValueError, ModuleNotFoundError, FileNotFoundError, FileExistsError) as error:
+    except (ValueError, ModuleNotFoundError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except RuntimeError as error:
+        if not memory_ran_out(error):
+            raise
+        print(
+            "error: the GPU has too little memory for this. Train fewer runs at once: --runs 10, then the same with "
+            "--seed 10; or take smaller batches: --set batch=16. Every finished epoch is saved",
+            file=sys.stderr,
+        )
         sys.exit(2)
 
 
-def machine(device: str, engine: str, graph: bool, threads: int) -> Machine:
+def memory_ran_out(error: BaseException | None) -> bool:
+    """Whether a GPU without room is at the bottom of an error."""
+    import torch
+
+    return error is not None and (isinstance(error, torch.OutOfMemoryError) or memory_ran_out(error.__cause__))
+
+
+WATCHES = ("none", "gradients")
+
+
+class Eyes(NamedTuple):
+    """What else is written down while studies train."""
+
+    tracker: str = "none"
+    watch: str = "none"
+
+
+class Cluster(NamedTuple):
+    """Who trains; all but the first concerns Ray alone."""
+
+    on: str = "here"
+    address: str | None = None
+    group: int = 0  # runs in one task at most
+    cpus: float = 1
+    gpus: float = 0
+
+
+class Choice(NamedTuple):
+    """Which of the paper's settings, as given on the command line: names and numbers between commas."""
+
+    cells: str | None = None  # None: those the paper compares
+    depths: str = "1,2,5,10"
+    pair: str = ",".join(LANGUAGES)
+    pixels: str = ",".join(PIXELS)
+    quick: bool = False
+
+    def settings(self, tasks: Sequence[str]) -> list[Setting]:
+        """In the paper's order."""
+        cells = self.cells and [check_choice("cell", cell.lower(), published.KINDS) for cell in split(self.cells)]
+        depths = [int(check_choice("depth", d, tuple(map(str, published.DEPTHS)))) for d in split(self.depths)]
+        languages = [check_choice("pair", language.lower(), LANGUAGES) for language in split(self.pair)]
+        pixels = [check_choice("pixels", order.lower(), PIXELS) for order in split(self.pixels)]
+        found = [
+            setting
+            for setting in published.settings(tasks, cells or None, depths)
+            if (setting.task != "translation" or setting.language in languages)
+            and (setting.task != "pixel-mnist" or setting.pixels in pixels)
+        ]
+        return [published.quick(setting) for setting in found] if self.quick else found
+
+
+def machine(
+    device: str, engine: str, graph: bool, threads: int, data: Path | None = None, devices: int = 1, nodes: int = 1
+) -> Machine:
     """Where to compute; an engine that does not exist is refused before anything is made."""
     import deepmemory as dm
 
     check_choice("engine", engine, ("auto", *dm.engines()))
-    return Machine(device, engine, graph, threads)
+    return Machine(device, engine, graph, threads, devices, nodes, None if data is None else str(data))
 
 
 def paper(
     tasks: Sequence[str] | None,
-    cells: str,
+    choice: Choice,
     changes: Mapping[str, Any],
     assignments: Sequence[str] | None,
-    runs: int,
+    runs: int | None,
     seed: int,
     machine: Machine,
     out: Path,
-    tracker: str,
+    eyes: Eyes,
     as_json: bool,
+    cluster: Cluster | None = None,
 ) -> None:
     """Train the paper's settings, write the report and print it."""
-    chosen_tasks = [check_choice("task", task, TASKS) for task in tasks or TASKS]
-    chosen_cells = [check_choice("cell", cell.strip().lower(), CELLS) for cell in cells.split(",")]
+    from deepmemory.lab.studies import is_follower
+
+    chosen = [check_choice("task", task, TASKS) for task in tasks or TASKS]
     given = {name: value for name, value in changes.items() if value is not None} | parse_assignments(assignments)
-    settings = []
-    for setting in published.settings(chosen_tasks, chosen_cells):
-        settings.append(change(setting, {k: v for k, v in given.items() if concerns(k, setting)}))
-    carry_out(settings, runs, seed, machine, out, tracker, as_json)
-    report(out, None, as_json, tasks=chosen_tasks)
+    settings = [
+        change(setting, {name: value for name, value in given.items() if concerns(name, setting)})
+        for setting in choice.settings(chosen)
+    ]
+    ready = with_data(settings, machine.data)
+    lost = []
+    for synthetic in (True, False):
+        of_kind = [setting for setting in ready if (setting.task in SYNTHETIC) is synthetic]
+        count = runs or (published.QUICK_RUNS if choice.quick else published.RUNS if synthetic else published.REAL_RUNS)
+        if of_kind:
+            lost += carry_out(of_kind, count, seed, machine, out, eyes, as_json, cluster)
+    if is_follower(ready, machine):
+        return
+    tell_diverged(ready, out)
+    report(out, None, as_json, tasks=chosen)
+    tell_lost(lost)
+
+
+def with_data(settings: Sequence[Setting], data: str | None) -> list[Setting]:
+    """The settings whose data is here; says what is left out, and raises if that is everything."""
+    from deepmemory.lab.data import inventory
+
+    wanted = {setting: published.data_of(setting) for setting in settings}
+    missing = {name for name in wanted.values() if name and not inventory.where(inventory.dataset(name), data)}
+    ready = [setting for setting, name in wanted.items() if name not in missing]
+    for name in sorted(missing):
+        print(f"left out: the data {name} is not here; dmu data fetch {name} brings it", file=sys.stderr)
+    if not ready:
+        raise FileNotFoundError("nothing left to train; fetch the data, or say where it is with --data")
+    return ready
 
 
 def train(
     task: str,
     cell: str,
+    quick: bool,
     changes: Mapping[str, Any],
     runs: int,
     seed: int,
     machine: Machine,
     out: Path,
-    tracker: str,
+    eyes: Eyes,
     as_json: bool,
+    cluster: Cluster | None = None,
 ) -> None:
     """Train one setting and print what came out."""
+    from deepmemory.lab.studies import is_follower
+
     given = {name: value for name, value in changes.items() if value is not None}
-    setting = change(published.setting(task, cell), given)
-    carry_out([setting], runs, seed, machine, out, tracker, as_json)
+    setting = published.setting(task, cell, given.pop("depth", 1) if task in published.REAL_DATA else 1)
+    setting = change(published.quick(setting) if quick else setting, given)
+    lost = carry_out([setting], runs, seed, machine, out, eyes, as_json, cluster)
+    if is_follower([setting], machine):
+        return
     if not as_json:
         print(f"recorded in {out}; for the page: dmu report --out {out}")
+    tell_lost(lost)
+    if tell_diverged([setting], out):
+        sys.exit(1)
 
 
 def report(out: Path, to: Path | None, as_json: bool, tasks: Sequence[str] = TASKS) -> None:
@@ -83,6 +193,10 @@ def report(out: Path, to: Path | None, as_json: bool, tasks: Sequence[str] = TAS
     from deepmemory.lab.report import write_report
     from deepmemory.lab.report.text import print_report
 
+    if (out / "sweeps.sqlite").exists():
+        report_sweeps(out, to, as_json)
+        if not (out / "records.sqlite").exists():
+            return
     written = write_report(out, to)
     if as_json:
         places = {"page": str(written.page), "markdown": str(written.markdown)}
@@ -90,6 +204,18 @@ def report(out: Path, to: Path | None, as_json: bool, tasks: Sequence[str] = TAS
     else:
         print_report([picture for picture in written.pictures if picture.task in tasks])
         print(f"page: {written.page.resolve()}")
+
+
+def report_sweeps(out: Path, to: Path | None, as_json: bool) -> None:
+    """Write the page of the searches, where Optuna can read them."""
+    try:
+        from deepmemory.lab import sweep as search
+    except ModuleNotFoundError as error:
+        print(f"left out: the searches in {out}; {error}", file=sys.stderr)
+        return
+
+    page = search.write_page(search.sweeps_in(search.default_storage(out)), to or out / "report")
+    print(json.dumps({"event": "sweeps", "page": str(page)}) if as_json else f"searches: {page.resolve()}")
 
 
 def merge(sources: Sequence[Path], out: Path) -> None:
@@ -179,36 +305,279 @@ def bench(
     print(f"numbers: {file}\npicture: {file.with_suffix('.svg')}")
 
 
+def sweep(
+    task: str,
+    cell: str,
+    space: str,
+    assignments: Sequence[str] | None,
+    sampler: str,
+    pruner: str,
+    trials: int | None,
+    storage: str | None,
+    search_seed: int,
+    runs: int,
+    seed: int,
+    machine: Machine,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Search, then print the best trials and write the page of the search."""
+    from deepmemory.lab import sweep as search
+    from deepmemory.lab.progress import JsonLines, PlainLines
+
+    given = parse_assignments(assignments)
+    depth = int(given.pop("depth", "1")) if task in published.REAL_DATA else 1
+    base = change(published.setting(task, cell, depth), given)
+    display = JsonLines() if as_json else PlainLines()
+    try:
+        study = search.run_sweep(
+            base,
+            search.parse_space(space),
+            range(seed, seed + runs),
+            out,
+            machine,
+            display,
+            check_choice("sampler", sampler, search.SAMPLERS),
+            check_choice("pruner", pruner, search.PRUNERS),
+            trials,
+            storage,
+            search_seed,
+        )
+    except Exception as error:
+        if (said := search.storage_failure(error)) is None:
+            raise
+        raise ValueError(
+            f"the search's storage cannot be used: {said}. When the cause is gone, the same command goes on"
+        ) from error
+    except KeyboardInterrupt:
+        tell_stopped()
+    rows = search.table(study)
+    page = search.write_page([study], out / "report")
+    if as_json:
+        print(json.dumps({"event": "sweep", "name": study.study_name, "page": str(page), "trials": rows}))
+    else:
+        for row in rows[:10]:
+            print("  ".join(f"{name} {search.short(value)}" for name, value in row.items()))
+        print(f"page: {page.resolve()}")
+    if lost := search.tally(study.get_trials(deepcopy=False))[2]:
+        print(f"given up: {', '.join(f'trial {trial.number} {trial.params}' for trial in lost)}", file=sys.stderr)
+        sys.exit(1)
+
+
+def export(checkpoint: Path, format: str, run: int | None, to: Path | None, data: Path | None, as_json: bool) -> None:
+    """Write one run's network in a format that others read."""
+    import logging
+
+    from deepmemory.export import FORMATS
+    from deepmemory.lab import exporting
+    from deepmemory.lab.models import load_model
+
+    check_choice("format", format, tuple(FORMATS))
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which nobody needs, is missing
+    model = load_model(checkpoint, run, data)
+    study = (checkpoint if checkpoint.is_dir() else checkpoint.parent).resolve()
+    path = to or study.parents[1] / "export" / f"{study.name}-{model.seed}.{format}"
+    inputs = exporting.save(model, path, format)
+    if as_json:
+        print(json.dumps({"event": "export", "path": str(path), "seed": model.seed, "inputs": list(inputs)}))
+    else:
+        print(f"{path}: {model.setting.cell} on {model.setting.task}, seed {model.seed}; takes {', '.join(inputs)}")
+
+
+def compose(
+    checkpoint: Path,
+    run: int | None,
+    tune: int | None,
+    source: Path | None,
+    given: int,
+    steps: int,
+    temperature: float,
+    tempo: float,
+    seed: int,
+    to: Path,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """Go on with a tune and write it as MIDI and as sound."""
+    from deepmemory.lab import decoding, sound
+    from deepmemory.lab.models import load_model
+
+    if tune is not None and source is not None:
+        raise ValueError("a tune begins with --tune or with --from; give one of them")
+    model = load_model(checkpoint, run, data)
+    per_beat = sound.frames_per_beat(model.setting.music)
+    whole = sound.roll_of(source.read_bytes(), per_beat) if source else decoding.piece(model, tune or 0)
+    begun = whole[: given or None]
+    roll = decoding.continue_tune(model, begun, steps, temperature, seed)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    written = {to.with_suffix(".mid"): sound.midi, to.with_suffix(".wav"): sound.wav}
+    for path, make in written.items():
+        path.write_bytes(make(roll, per_beat, tempo))
+    frames = {"given": len(begun), "composed": len(roll) - len(begun), "notes": len(sound.notes_of(roll))}
+    if as_json:
+        print(json.dumps({"event": "compose", "run": model.seed, "files": [str(path) for path in written], **frames}))
+    else:
+        told = "{given} frames given, {composed} composed, {notes} notes".format(**frames)
+        print(f"{', '.join(map(str, written))}: {told}")
+
+
+def translate(
+    checkpoint: Path,
+    text: str | None,
+    run: int | None,
+    beam: int,
+    length_power: float,
+    bleu: bool,
+    limit: int,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """Say a sentence in English, or measure how well a whole test split is said."""
+    from deepmemory.lab import decoding
+    from deepmemory.lab.models import load_model
+
+    if (text is None) != bleu:
+        raise ValueError("translate takes a sentence or --bleu, one of the two")
+    model = load_model(checkpoint, run, data)
+    if text is not None:
+        said, unknown = decoding.translate(model, text, beam, length_power)
+        tell_unknown(unknown, "left out")
+        print(json.dumps({"event": "translate", "text": said, "unknown": unknown}) if as_json else said)
+        return
+    scores = decoding.bleu(model, beam, limit, length_power)
+    if as_json:
+        print(json.dumps({"event": "bleu", "run": model.seed, "width": beam, **scores._asdict()}))
+    else:
+        print(f"BLEU on {scores.sentences} test sentences of run {model.seed}: greedy {scores.greedy:.2f}", end="")
+        print("" if scores.beam is None else f", beam of {beam} {scores.beam:.2f}", f" ({scores.signature})", sep="")
+
+
+def generate(
+    checkpoint: Path,
+    text: str,
+    run: int | None,
+    words: int,
+    temperature: float,
+    top: int,
+    seed: int,
+    data: Path | None,
+    as_json: bool,
+) -> None:
+    """Go on with a text."""
+    from deepmemory.lab import decoding
+    from deepmemory.lab.models import load_model
+
+    said, unknown = decoding.continue_text(load_model(checkpoint, run, data), text, words, temperature, top, seed)
+    tell_unknown(unknown, f"read as {decoding.UNKNOWN}")
+    print(json.dumps({"event": "generate", "text": said, "unknown": unknown}) if as_json else said)
+
+
+def tell_unknown(words: Sequence[str], what: str) -> None:
+    """Words that a model never saw."""
+    if words:
+        print(f"not in the training text, {what}: {', '.join(words)}", file=sys.stderr)
+
+
+def inspect(checkpoint: Path, run: int | None, to: Path | None, data: Path | None, as_json: bool) -> None:
+    """Say what is inside a model; pictures and numbers go to a folder."""
+    from deepmemory.lab import inspection
+    from deepmemory.lab.models import load_model
+
+    found = inspection.inspect(load_model(checkpoint, run, data))
+    told = {"event": "inspect", **inspection.as_data(found)}
+    if to is not None:
+        told["pictures"] = [str(path) for path in inspection.draw(found, to)]
+        (to / "inspection.json").write_text(json.dumps(told) + "\n")
+    if as_json:
+        print(json.dumps(told))
+    else:
+        inspection.show(found)
+        if to is not None:
+            print(f"pictures: {', '.join(told['pictures'])}; numbers: {to / 'inspection.json'}")
+
+
 def split(names: str) -> list[str]:
     """What stands between commas."""
     return [name.strip() for name in names.split(",")]
 
 
 def carry_out(
-    settings: Sequence[Setting], runs: int, seed: int, machine: Machine, out: Path, tracker: str, as_json: bool
-) -> None:
-    """Train with a display that fits the output."""
-    from deepmemory.lab.studies import run_studies
+    settings: Sequence[Setting],
+    runs: int,
+    seed: int,
+    machine: Machine,
+    out: Path,
+    eyes: Eyes,
+    as_json: bool,
+    cluster: Cluster | None = None,
+) -> list[str]:
+    """Train with a display that fits the output, here or on a cluster; says which groups of runs were given up."""
+    from deepmemory.lab import inspection
+    from deepmemory.lab.studies import Watch, is_follower, run_studies
 
-    track = open_tracker(tracker, out)
+    track = open_tracker("none" if is_follower(settings, machine) else eyes.tracker, out)
+    watch: Watch | None = None
+    if check_choice("--watch", eyes.watch, WATCHES) == "gradients":
+        watch = inspection.watch
     display = choose_display(as_json)
+    seeds = range(seed, seed + runs)
+    lost: list[str] = []
     try:
-        run_studies(settings, range(seed, seed + runs), out, machine, display, track)
+        if cluster is not None and check_choice("--on", cluster.on, ("here", "ray")) == "ray":
+            from deepmemory.lab.fanout import Share, run_on_ray
+
+            if watch is not None:
+                raise ValueError("--watch needs the weights here; leave it out with --on ray")
+            share = Share(cluster.group, cluster.cpus, cluster.gpus or float(machine.device.startswith("cuda")))
+            lost = run_on_ray(settings, seeds, out, machine, display, track, cluster.address, share)
+        else:
+            run_studies(settings, seeds, out, machine, display, track, watch)
     except KeyboardInterrupt:
         display.close()
-        again = " ".join(["dmu", *(shlex.quote(argument) for argument in sys.argv[1:])])
-        print(f"\nstopped; every finished epoch is saved. To go on: {again}", file=sys.stderr)
-        sys.exit(130)
+        tell_stopped()
     finally:
         display.close()
+    return lost
+
+
+def tell_lost(lost: Sequence[str]) -> None:
+    """Groups that were given up make the command fail, when all else is done."""
+    if lost:
+        told = "given up; the rest is recorded, and the same command tries these again:"
+        print(told, *lost, sep="\n  ", file=sys.stderr)
+        sys.exit(1)
+
+
+def tell_stopped() -> NoReturn:
+    """The command ends by hand, and says how it goes on."""
+    again = " ".join(["dmu", *(shlex.quote(argument) for argument in sys.argv[1:])])
+    print(f"\nstopped; every finished epoch is saved. To go on: {again}", file=sys.stderr)
+    sys.exit(130)
+
+
+def tell_diverged(settings: Sequence[Setting], out: Path) -> bool:
+    """Say whose loss became nan or inf; true where that happened to every run of a setting."""
+    opened = records.Records(out)
+    hopeless = False
+    for study in (opened.study(setting.key) for setting in settings):
+        states = [run.state for run in study.runs] if study else []
+        if study and (lost := states.count(records.DIVERGED)):
+            hopeless |= lost == len(states)
+            print(
+                f"{study.setting.task} {study.setting.cell}: {lost} of {len(states)} runs diverged, their loss became "
+                f"nan or inf; recorded as such. A learning rate below {study.setting.lr:g} may help (--set lr=...)",
+                file=sys.stderr,
+            )
+    opened.close()
+    return hopeless
 
 
 def concerns(name: str, setting: Setting) -> bool:
     """A change to what belongs to one cell or task leaves the others as they are."""
     if name not in OWNERS:
         return True
-    owner, value = OWNERS[name]
-    return bool(getattr(setting, owner) == value)
+    owner, values = OWNERS[name]
+    return getattr(setting, owner) in values
 
 
 def parse_assignments(assignments: Sequence[str] | None) -> dict[str, str]:

@@ -1,0 +1,40 @@
+"""Small trained models, with made data where the task needs some."""
+
+import pytest
+from lab import real_data
+
+from deepmemory.lab import studies, training
+from deepmemory.lab.progress import PlainLines
+from deepmemory.lab.records import Records
+from deepmemory.lab.settings import SYNTHETIC, Machine, Setting
+
+TINY = {"min_length": 24, "max_length": 26, "batch": 4, "steps": 2, "validation": 8, "test": 8}
+SMALL = {
+    "adding": TINY,
+    "polymusic": {"batch": 3},
+    "natlang": {"batch": 4, "window": 10},
+    "translation": {"batch": 16},
+    "pixel-mnist": {"batch": 16},
+}
+
+
+def small(task="adding", **changes):
+    """A setting that trains in no time."""
+    return Setting(**{"task": task, "hidden": (5,), "lr": 0.01, "epochs": 2, **SMALL[task], **changes})
+
+
+def made(setting):
+    """The task of a setting on made data."""
+    return training.task_of(setting) if setting.task in SYNTHETIC else real_data.TASKS[setting.task]()
+
+
+def train(out, setting, seeds=(0, 1), task=None):
+    """The checkpoint that training leaves; the first where there are several."""
+    task = task or made(setting)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "task_of", lambda *_: task)
+        studies.run_studies([setting], seeds, out, Machine("cpu", threads=1), PlainLines())
+    opened = Records(out)
+    path = min(opened.checkpoint_folder(setting).glob("*.safetensors"))
+    opened.close()
+    return path
