@@ -3,13 +3,16 @@ PYTHON ?= python3
 VENV := .venv
 ENGINE := $(wildcard deepmemory/ops/cpu/*.cpp deepmemory/ops/cpu/*.h)
 
-.PHONY: test demo venv clean
+.PHONY: test demo docs venv clean
 
 test: venv
 	$(VENV)/bin/python -m pytest -n 2
 
 demo: venv
 	$(VENV)/bin/dmu paper adding --cells dmu,gru,lstm --runs 5 --epochs 20 --out runs/demo
+
+docs: venv
+	$(VENV)/bin/python -m sphinx -W docs build/docs
 
 venv: $(VENV)/.installed
 
