@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+REPRODUCTION = ROOT / "docs" / "reproduction"
 README = (ROOT / "README.md").read_text()
 
 
@@ -50,7 +51,9 @@ def test_the_first_block_trains():
 
 
 def test_every_command_is_checked_here():
-    assert commands() == ["make demo", "make test", "dmu bench"]  # the last one in tests/lab/test_bench.py
+    here = ["make demo", "make test"]
+    in_the_lab = ["dmu bench", "dmu paper natlang --cells dmu --depths 1", "dmu paper polymusic --quick"]
+    assert commands() == here + in_the_lab  # shorter ones in tests/lab/test_bench.py and test_real_cli.py
 
 
 def test_make_test_runs_these_tests():
@@ -71,24 +74,34 @@ def test_make_demo_in_short(tmp_path):
 
 
 def test_how_close_to_the_paper_is_what_the_records_say():
+    from deepmemory.lab import paper
     from deepmemory.lab.records import Records
-    from deepmemory.lab.report.markdown import summary
+    from deepmemory.lab.report import markdown, real
+    from deepmemory.lab.report.scores import accounts
     from deepmemory.lab.report.tables import pictures
 
-    assert summary(pictures(Records(ROOT / "docs" / "reproduction").studies())) in README
+    kept = Records(REPRODUCTION)
+    studies, language = kept.studies(), kept.study(paper.setting("natlang", "dmu").key)
+    kept.close()
+    assert markdown.summary(pictures(studies)) in README
+    assert real.summary(accounts(studies)) in README
+    (seconds,) = re.findall(r"about (\d+) seconds on an H200", README)
+    assert abs(int(seconds) - max(run.seconds for run in language.runs)) < 5
 
 
-def test_the_reproduction_page_is_what_the_records_say(tmp_path):
+def test_the_reproduction_pages_are_what_the_records_say(tmp_path):
     from deepmemory.lab.report import write_report
 
-    kept = ROOT / "docs" / "reproduction"
-    made = write_report(kept, tmp_path).markdown.read_text()
-    written_with = f"dmu report --out {shlex.quote(str(kept))} --to {shlex.quote(str(tmp_path))}"
-    folder = kept.relative_to(ROOT)
-    assert (kept / "synthetic.md").read_text() == made.replace(written_with, f"dmu report --out {folder} --to {folder}")
-    for name in re.findall(r"\((figures/[^)]+)\)", made):
-        assert (kept / name).exists(), name
-    assert (kept / "records.sqlite").stat().st_size < 1.5e6
+    write_report(REPRODUCTION, tmp_path)
+    written_with = f"dmu report --out {shlex.quote(str(REPRODUCTION))} --to {shlex.quote(str(tmp_path))}"
+    folder = REPRODUCTION.relative_to(ROOT)
+    for page in ("synthetic.md", "real.md"):
+        made = (tmp_path / page).read_text()
+        kept = made.replace(written_with, f"dmu report --out {folder} --to {folder}")
+        assert (REPRODUCTION / page).read_text() == kept, page
+        for name in re.findall(r"\((figures/[^)]+)\)", made):
+            assert (REPRODUCTION / name).exists(), name
+    assert (REPRODUCTION / "records.sqlite").stat().st_size < 1.5e6
 
 
 def test_links_lead_somewhere():

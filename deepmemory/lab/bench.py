@@ -470,15 +470,12 @@ def described(shape: dict[str, Any]) -> str:
 def speed_table(result: dict[str, Any], mode: str = "float32") -> str:
     """Forward + backward in ms as Markdown: the Python loop, torch's layers of as many weights, ours, and ratios.
 
-    On a GPU also ours as CUDA graph, and the others where they were captured, too.
+    On a GPU the same as CUDA graphs, which is all but the loop's.
     """
     gpu, table = "gpu" in result["machine"], times(result, mode)
     peers = ("dm.DMU (plain)", "nn.GRU, equal weights", "nn.LSTM, equal weights")
-    captured_too = any("as_cuda_graph" in rows.get(peer, {}) for rows in table.values() for peer in peers)
-    header = ["shape", "Python loop", "nn.GRU", "nn.LSTM", "dm.DMU", *(["as CUDA graph"] if gpu else [])]
-    header += ["loop / DMU", "nn.GRU / DMU"]
-    if captured_too:
-        header += ["nn.GRU as CUDA graph", "nn.LSTM as CUDA graph", "nn.GRU / DMU as CUDA graphs"]
+    header = ["shape", "Python loop", "nn.GRU", "nn.LSTM", "dm.DMU", "loop / DMU", "nn.GRU / DMU"]
+    header += ["graph: nn.GRU", "graph: nn.LSTM", "graph: dm.DMU"] if gpu else []
     lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
 
     def median(row: dict[str, Any] | None, way: str) -> float | None:
@@ -487,21 +484,17 @@ def speed_table(result: dict[str, Any], mode: str = "float32") -> str:
     def written(value: float | None, bold: bool = False) -> str:
         return "-" if value is None else f"**{value:.3g}**" if bold else f"{value:.3g}"
 
-    def ratio(other: float | None, mine: float | None) -> float | None:
-        return other / mine if other and mine else None
-
     for name, rows in table.items():
         best = chosen(rows)
         if best is None:
             continue
-        mine, mine_captured = median(best, "forward_backward"), median(best, "as_cuda_graph")
+        mine = median(best, "forward_backward")
         others = [median(rows.get(peer), "forward_backward") for peer in peers]
         cells = [f"`{name}`: {described(best['shape'])}", *map(written, others), written(mine, bold=True)]
-        cells += [written(mine_captured, bold=True)] if gpu else []
-        cells += [written(ratio(other, mine)) for other in others[:2]]
-        if captured_too:
-            others_captured = [median(rows.get(peer), "as_cuda_graph") for peer in peers[1:]]
-            cells += [*map(written, others_captured), written(ratio(others_captured[0], mine_captured))]
+        cells += [written(other / mine if other and mine else None) for other in others[:2]]
+        if gpu:
+            cells += [written(median(rows.get(peer), "as_cuda_graph")) for peer in peers[1:]]
+            cells.append(written(median(best, "as_cuda_graph"), bold=True))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -76,21 +76,20 @@ def test_a_cut_at_any_moment_leaves_what_was_measured(tmp_path, monkeypatch):
     assert "forward_backward" in json.loads(out.read_text())["shapes"][-1]
 
 
-def test_table_compares_graph_with_graph_where_peers_were_captured():
+def test_the_table_compares_calls_with_calls_and_graphs_with_graphs():
     def row(contestant, eager, graph=None):
         times = {"forward_backward": {"median_ms": eager}}
         captured = {"as_cuda_graph": {"median_ms": graph}} if graph else {}
         return {"shape": asdict(TINY), "precision": "float32", "contestant": contestant, **times, **captured}
 
-    ours, loop = row("dm.DMU (nvrtc)", 1.0, 0.25), row("dm.DMU (plain)", 50.0)
-    gru, captured = row("nn.GRU, equal weights", 2.0), row("nn.GRU, equal weights", 2.0, 0.5)
-    before = bench.speed_table({"machine": {"gpu": "one"}, "shapes": [loop, ours, gru]})
-    after = bench.speed_table({"machine": {"gpu": "one"}, "shapes": [loop, ours, captured]})
-    assert before.splitlines()[2].endswith("| 50 | 2 | - | **1** | **0.25** | 50 | 2 |")
-    assert after.splitlines()[0].endswith(
-        "nn.GRU as CUDA graph | nn.LSTM as CUDA graph | nn.GRU / DMU as CUDA graphs |"
+    rows = [row("dm.DMU (plain)", 50.0), row("dm.DMU (nvrtc)", 1.0, 0.25), row("nn.GRU, equal weights", 2.0, 0.5)]
+    gpu = bench.speed_table({"machine": {"gpu": "one"}, "shapes": rows}).splitlines()
+    assert gpu[0].endswith("| loop / DMU | nn.GRU / DMU | graph: nn.GRU | graph: nn.LSTM | graph: dm.DMU |")
+    assert gpu[2].endswith("| 50 | 2 | - | **1** | 50 | 2 | 0.5 | - | **0.25** |")
+    rows[1]["contestant"] = "dm.DMU (cpu)"
+    assert (
+        bench.speed_table({"machine": {}, "shapes": rows}).splitlines()[2].endswith("| 50 | 2 | - | **1** | 50 | 2 |")
     )
-    assert after.splitlines()[2].endswith("| 50 | 2 | 0.5 | - | 2 |")
 
 
 def test_what_no_graph_can_hold_keeps_its_eager_time(monkeypatch):
