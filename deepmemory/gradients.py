@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from deepmemory.nn.dmu import DMU, DMUCell, joined_weights
+from deepmemory.nn.dmu import DMU, DMUCell, check_listed, joined_weights
 from deepmemory.nn.recurrent import Recurrent, State
 from deepmemory.ops.plain import ACTIVATION
 
@@ -312,14 +312,19 @@ def _dense(dmu: DMU | DMUCell, layer: int, direction: int) -> list[tuple[Tensor,
     if isinstance(dmu, DMU):
         return dmu.transition_weights(layer, direction)
     _check_place(dmu, layer, direction)
-    if isinstance(dmu.transition, nn.Module):
-        raise TypeError("DMUCell: a transition given as a module has no fixed list of weights; see .transition")
+    check_listed(dmu)
     return joined_weights([getattr(dmu, name) for name in dmu._names], dmu.bias)
 
 
 def _check_place(dmu: DMU | DMUCell, layer: int, direction: int) -> None:
     if (layer, direction) not in _places(dmu):
         raise IndexError(f"{type(dmu).__name__}: no layer {layer}, direction {direction}")
+
+
+def _check_definite(dmu: DMU | DMUCell, what: str) -> None:
+    """A step that is drawn has no one Jacobian and no one gate."""
+    if dmu.training and (dmu.zoneout or (isinstance(dmu, DMU) and dmu.recurrent_dropout)):
+        raise ValueError(f"{what}: zoneout and recurrent_dropout make this DMU's steps random; call .eval() first")
 
 
 def _for_analysis(tensor: Tensor) -> Tensor:
@@ -375,6 +380,7 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
         direction: 0 forward, 1 backward.
     """
     _check_place(dmu, layer, direction)
+    _check_definite(dmu, "step_jacobian")
     d = _width(dmu, layer)
     inputs = dmu._layer_input_size(layer) if isinstance(dmu, DMU) else dmu.input_size
     if x.dim() not in (1, 2) or x.shape[:-1] != h.shape[:-1] or (x.shape[-1], h.shape[-1]) != (inputs, d):
@@ -393,10 +399,11 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
         by_state = torch.func.vmap(jacobian, randomness="different")(h, x)
     z_by_state, candidate_by_state = by_state.chunk(2, -2)
     keep, new = torch.sigmoid(z), torch.tanh(candidate)
+    kept = dmu.zoneout  # on average, whatever the gate says
     terms = (
-        keep.diag_embed(),
-        ((h - new) * keep * (1 - keep))[..., None] * z_by_state,
-        ((1 - new**2) * (1 - keep))[..., None] * candidate_by_state,
+        (kept + (1 - kept) * keep).diag_embed(),
+        ((1 - kept) * (h - new) * keep * (1 - keep))[..., None] * z_by_state,
+        ((1 - kept) * (1 - new**2) * (1 - keep))[..., None] * candidate_by_state,
     )
     return StepJacobian(*(term if batched else term[0] for term in terms))
 
@@ -435,7 +442,7 @@ def _activate(activation: str, a: Tensor) -> tuple[Tensor, Tensor]:
 
 # --- Watching the recurrent layers of a model. ------------------------------------------------------------
 
-Run = Callable[[int, int, Tensor, State, Tensor | None], tuple[Tensor, State]]
+Run = Callable[[int, int, Tensor, State, Tensor | None, Tensor | None], tuple[Tensor, State]]
 
 
 @dataclass
@@ -484,14 +491,16 @@ def _watch_one(name: str, module: Recurrent, stepwise: bool, watched: list[_Watc
         given = args[0] if args else kwargs.get("input")
         order[0] = given.unsorted_indices if isinstance(given, PackedSequence) else None
 
-    def run(layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+    def run(
+        layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None, mask: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         nonlocal calls
         calls += layer == direction == 0
         steps: list[State] = []
         if stepwise:
-            y, final, steps = _step_by_step(original, layer, direction, x, state, lengths)
+            y, final, steps = _step_by_step(original, layer, direction, x, state, lengths, mask)
         else:
-            y, final = original(layer, direction, x, state, lengths)
+            y, final = original(layer, direction, x, state, lengths, mask)
         watched.append(_Watched(name, calls, layer, direction, x, state, lengths, order[0], y, steps))
         return y, final
 
@@ -507,7 +516,7 @@ def _watch_one(name: str, module: Recurrent, stepwise: bool, watched: list[_Watc
 
 
 def _step_by_step(
-    run: Run, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None
+    run: Run, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None, mask: Tensor | None
 ) -> tuple[Tensor, State, list[State]]:
     """What ``run`` does in one go, as one call per time step with the states in between in the open.
 
@@ -519,7 +528,7 @@ def _step_by_step(
     inputs = x.unbind(0)  # slices would each pass back a gradient of the length of x
     for t in reversed(range(len(x))) if direction else range(len(x)):
         real = None if lengths is None else lengths > t
-        _, state = run(layer, direction, inputs[t][None], state, None if real is None else real.long())
+        _, state = run(layer, direction, inputs[t][None], state, None if real is None else real.long(), mask)
         state = tuple(s.view_as(s) if s.requires_grad else s.detach().requires_grad_() for s in state)
         steps[t] = state
         outputs[t] = state[0] if real is None else torch.where(real[:, None], state[0], 0)
@@ -728,6 +737,9 @@ def gates(model: nn.Module, inputs: Any, **options: Any) -> Gates:
         options: Further arguments of the model, by name.
     """
     _check_contains(model, DMU, "gates", "a DMU")
+    for module in model.modules():
+        if isinstance(module, DMU):
+            _check_definite(module, "gates")
     with _watch(model, DMU, stepwise=False) as watched:
         _call(model, inputs, options)
     modules = dict(model.named_modules())
@@ -735,7 +747,7 @@ def gates(model: nn.Module, inputs: Any, **options: Any) -> Gates:
     for record in watched:
         dmu = modules[record.name]
         assert isinstance(dmu, DMU)
-        keep = record.tidy(_keep(dmu, record))
+        keep = record.tidy(dmu.zoneout + (1 - dmu.zoneout) * _keep(dmu, record))
         parts.append(LayerGates(record.name, record.call, record.layer, record.direction, keep))
     return Gates(tuple(parts))
 

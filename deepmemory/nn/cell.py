@@ -6,11 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.nn.definition import Definition
+from deepmemory.nn.regularisation import check_probability
 from deepmemory.ops import plain
+from deepmemory.ops.recurrence import Variation
 
 
 class Cell(nn.Module):
     """One step of one layer: ``h = cell(x, h)``."""
+
+    layer_norm = residual = False  # a DMUCell may have them
 
     def __init__(
         self,
@@ -20,6 +24,8 @@ class Cell(nn.Module):
         bias: bool = True,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
+        *,
+        zoneout: float = 0.0,
     ) -> None:
         super().__init__()
         for option, size in (("input_size", input_size), ("hidden_size", hidden_size)):
@@ -32,6 +38,7 @@ class Cell(nn.Module):
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.bias = bool(bias)
+        self.zoneout = check_probability(type(self).__name__, "zoneout", "a unit keeping its state for a step", zoneout)
         shapes = definition.shapes(input_size, hidden_size, self.bias)
         self._names = list(shapes)
         for name, shape in shapes.items():
@@ -45,7 +52,8 @@ class Cell(nn.Module):
 
     def extra_repr(self) -> str:
         """Sizes first, then what differs from the defaults."""
-        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+        parts = f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
+        return parts + (f", zoneout={self.zoneout}" if self.zoneout else "")
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """The next state: input (B, m) or (m), state (B, d) or (d)."""
@@ -73,4 +81,10 @@ class Cell(nn.Module):
         rec = self.definition.recurrence(self.bias)
         weights = [getattr(self, name) for name in self._names]
         projected = nn.functional.linear(x, *rec.input_weights(weights))
-        return plain.STEP[rec.cell](rec, projected, (h,), weights)[0]
+        step, inputs = plain.varied(rec, self._variation(), projected, (h,))
+        return step(inputs, (h,), weights)[0]
+
+    def _variation(self) -> Variation | None:
+        if not (self.zoneout or self.layer_norm or self.residual):
+            return None
+        return Variation((self.zoneout,) if self.zoneout else (), self.training, self.layer_norm, self.residual)

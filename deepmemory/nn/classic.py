@@ -37,6 +37,9 @@ class RNN(Recurrent):
         dtype: Of the weights.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+        zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
+        recurrent_dropout: Probability that a unit of the state is hidden from the weights, for all steps and
+            sequences of a call.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
@@ -56,6 +59,8 @@ class RNN(Recurrent):
         *,
         engine: str = "auto",
         recompute: bool = False,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             Classic("rnn", nonlinearity),
@@ -70,6 +75,8 @@ class RNN(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
         )
         self.nonlinearity = nonlinearity
 
@@ -110,6 +117,9 @@ class GRU(Recurrent):
         dtype: Of the weights.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+        zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
+        recurrent_dropout: Probability that a unit of the state is hidden from the weights, for all steps and
+            sequences of a call.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
@@ -128,6 +138,8 @@ class GRU(Recurrent):
         *,
         engine: str = "auto",
         recompute: bool = False,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             Classic("gru"),
@@ -142,6 +154,8 @@ class GRU(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
         )
 
 
@@ -178,6 +192,10 @@ class LSTM(Recurrent):
         dtype: Of the weights.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+        zoneout: Probability that a unit keeps its state for a step, or two of them, for h and for c. Runs on the
+            plain engine.
+        recurrent_dropout: Probability that a unit of the state is hidden from the weights, for all steps and
+            sequences of a call.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`, with a pair ``(h, c)`` in the place of the state; h has
     proj_size features where there is a projection.
@@ -198,6 +216,8 @@ class LSTM(Recurrent):
         *,
         engine: str = "auto",
         recompute: bool = False,
+        zoneout: float | tuple[float, float] = 0.0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             Classic("lstm", proj_size=proj_size),
@@ -212,6 +232,8 @@ class LSTM(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
         )
         self.proj_size = proj_size
 

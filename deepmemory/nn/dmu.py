@@ -47,6 +47,13 @@ def check_memory_bias(name: str, memory_bias: float, bias: bool, own_module: boo
     return float(memory_bias)
 
 
+def check_own_layers(name: str, layer_norm: bool, residual: bool) -> None:
+    """What happens between the layers of a module given by the caller is written there."""
+    if layer_norm or residual:
+        option = "layer_norm" if layer_norm else "residual"
+        raise ValueError(f"{name}: {option}=True is for a list of widths; a transition given as a module has its own")
+
+
 def check_transformed(name: str, transformed: Tensor, hidden_size: int) -> Tensor:
     """A transition given as a module must end in z and candidate."""
     if transformed.shape[-1] != 2 * hidden_size:
@@ -91,6 +98,11 @@ class DMU(Recurrent):
         memory_bias: Added to the bias of z at initialisation; 3 makes a fresh module keep its state.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+        zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
+        recurrent_dropout: Probability that a unit of the state is hidden from the transition, for all steps and
+            sequences of a call.
+        layer_norm: ``True`` normalises the hidden layers before their activation. Runs on the plain engine.
+        residual: ``True`` adds every hidden layer from the second on to the one before it. Runs on the plain engine.
 
     Shapes, with D = 2 if bidirectional, else 1:
 
@@ -105,6 +117,8 @@ class DMU(Recurrent):
     h_n         like hx
     ==========  ===========================================================================
     """
+
+    zoneout: float
 
     def __init__(
         self,
@@ -123,11 +137,17 @@ class DMU(Recurrent):
         memory_bias: float = 0.0,
         engine: str = "auto",
         recompute: bool = False,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        layer_norm: bool = False,
+        residual: bool = False,
     ) -> None:
         modules = self._modules_given(transition)
+        if modules is not None:
+            check_own_layers("DMU", layer_norm, residual)
         widths = None if modules is not None else check_widths("DMU", transition)  # type: ignore[arg-type]
         memory_bias = check_memory_bias("DMU", memory_bias, bias, modules is not None)
-        definition = DeepMemory(widths, activation, memory_bias)
+        definition = DeepMemory(widths, activation, memory_bias, layer_norm, residual)
         super().__init__(
             GivenTransition(definition) if modules is not None else definition,
             input_size,
@@ -141,7 +161,11 @@ class DMU(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
         )
+        self.layer_norm = layer_norm
+        self.residual = residual
         self.activation = activation
         self.memory_bias = memory_bias
         self.transition: list[int] | nn.ModuleList | None
@@ -177,8 +201,7 @@ class DMU(Recurrent):
 
     def transition_weights(self, layer: int = 0, direction: int = 0) -> list[tuple[Tensor, Tensor | None]]:
         """The feedforward network as (weight, bias) pairs; the first acts on [x, h], the last gives [z, candidate]."""
-        if isinstance(self.transition, nn.ModuleList):
-            raise TypeError("DMU: a transition given as a module has no fixed list of weights; see .transition")
+        check_listed(self)
         if not (0 <= layer < self.num_layers and 0 <= direction < self._directions):
             raise IndexError(
                 f"DMU: no layer {layer}, direction {direction}; there are {self.num_layers} layer(s) "
@@ -190,9 +213,17 @@ class DMU(Recurrent):
         """Sizes first, then what differs from the defaults."""
         return super().extra_repr() + own_repr(self)
 
-    def _run(self, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
+    def _run(
+        self,
+        layer: int,
+        direction: int,
+        x: Tensor,
+        state: State,
+        lengths: Tensor | None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
         if not isinstance(self.transition, nn.ModuleList):
-            return super()._run(layer, direction, x, state, lengths)
+            return super()._run(layer, direction, x, state, lengths, mask)
         transition, width = self.transition[layer * self._directions + direction], self._widths[layer]
 
         exporting = torch.compiler.is_exporting()  # the loop of a graph sees its operands alone
@@ -200,20 +231,33 @@ class DMU(Recurrent):
 
         def step(x_t: Tensor, state: State, weights: list[Tensor]) -> State:
             (h,) = state
-            joined = torch.cat([x_t, h], -1)
-            weights_given = dict(zip(given, weights, strict=True))
+            joined = torch.cat([x_t, h if mask is None else h * weights[-1]], -1)
+            weights_given = dict(zip(given, weights, strict=False))
             transformed = functional_call(transition, weights_given, (joined,)) if exporting else transition(joined)
             return (plain.memory_update(check_transformed("DMU", transformed, width), h),)
 
-        x = plain.without_padding(x, lengths)
-        return plain.iterate(step, x, state, list(given.values()), lengths, reverse=bool(direction))
+        operands = [*given.values(), *([] if mask is None else [mask])]
+        taken, inputs = plain.zoned_out(self._variation(), step, plain.without_padding(x, lengths), state)
+        return plain.iterate(taken, inputs, state, operands, lengths, reverse=bool(direction))
+
+
+def check_listed(module: DMU | DMUCell) -> None:
+    """Refuse where a feedforward network is more than its linear layers."""
+    name = type(module).__name__
+    if isinstance(module.transition, nn.Module):
+        raise TypeError(f"{name}: a transition given as a module has no fixed list of weights; see .transition")
+    if module.layer_norm or module.residual:
+        option = "layer_norm" if module.layer_norm else "residual"
+        raise TypeError(f"{name}: with {option}=True the transition is more than a list of weights; see .parameters()")
 
 
 def own_repr(module: DMU | DMUCell) -> str:
     """What a DMU adds to the options of other layers, where it differs from the defaults."""
     own = f", transition={module.transition}" if isinstance(module.transition, list) else ""
     own += f", activation={module.activation!r}" if module.activation != "leaky_relu" else ""
-    return own + (f", memory_bias={module.memory_bias}" if module.memory_bias else "")
+    own += f", memory_bias={module.memory_bias}" if module.memory_bias else ""
+    own += ", layer_norm=True" if module.layer_norm else ""
+    return own + (", residual=True" if module.residual else "")
 
 
 class GivenTransition(DeepMemory):
@@ -254,6 +298,9 @@ class DMUCell(Cell):
         transition: As for :class:`DMU`: widths, ``None`` or one ``nn.Module``.
         activation: Of the hidden layers.
         memory_bias: Added to the bias of z at initialisation.
+        zoneout: Probability that a unit keeps its state for a step.
+        layer_norm: ``True`` normalises the hidden layers before their activation.
+        residual: ``True`` adds every hidden layer from the second on to the one before it.
 
     Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h is zeros
     if not given.
@@ -270,14 +317,27 @@ class DMUCell(Cell):
         transition: Sequence[int] | nn.Module | None = None,
         activation: str = "leaky_relu",
         memory_bias: float = 0.0,
+        zoneout: float = 0.0,
+        layer_norm: bool = False,
+        residual: bool = False,
     ) -> None:
         given = isinstance(transition, nn.Module)
+        if given:
+            check_own_layers("DMUCell", layer_norm, residual)
         widths = None if isinstance(transition, nn.Module) else check_widths("DMUCell", transition)
         memory_bias = check_memory_bias("DMUCell", memory_bias, bias, given)
-        definition = DeepMemory(widths, activation, memory_bias)
+        definition = DeepMemory(widths, activation, memory_bias, layer_norm, residual)
         super().__init__(
-            GivenTransition(definition) if given else definition, input_size, hidden_size, bias, device, dtype
+            GivenTransition(definition) if given else definition,
+            input_size,
+            hidden_size,
+            bias,
+            device,
+            dtype,
+            zoneout=zoneout,
         )
+        self.layer_norm = layer_norm
+        self.residual = residual
         self.activation = activation
         self.memory_bias = memory_bias
         self.transition: nn.Module | list[int] | None
@@ -301,5 +361,11 @@ class DMUCell(Cell):
     def _step(self, x: Tensor, h: Tensor) -> Tensor:
         if not isinstance(self.transition, nn.Module):
             return super()._step(x, h)
-        transformed = self.transition(torch.cat([x, h], -1))
-        return plain.memory_update(check_transformed("DMUCell", transformed, self.hidden_size), h)
+        transition = self.transition
+
+        def step(x: Tensor, state: State, _: list[Tensor]) -> State:
+            transformed = transition(torch.cat([x, *state], -1))
+            return (plain.memory_update(check_transformed("DMUCell", transformed, self.hidden_size), *state),)
+
+        taken, inputs = plain.zoned_out(self._variation(), step, x, (h,))
+        return taken(inputs, (h,), [])[0]

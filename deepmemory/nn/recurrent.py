@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
 from collections.abc import Sequence
 from typing import Any, overload
@@ -15,14 +14,25 @@ from torch.nn.utils.rnn import PackedSequence
 from deepmemory import ops
 from deepmemory.nn.definition import Definition
 from deepmemory.nn.packing import unpack
+from deepmemory.nn.regularisation import (
+    Zoneout,
+    check_probability,
+    check_zoneout,
+    draw_mask,
+    with_mask,
+    zoneout_rates,
+)
 from deepmemory.ops import engines
 from deepmemory.ops.fused import in_functorch
+from deepmemory.ops.recurrence import Variation
 
 State = tuple[Tensor, ...]
 
 
 class Recurrent(nn.Module):
     """Layers and directions of one kind of cell, with the contract of ``nn.GRU``."""
+
+    layer_norm = residual = False  # a DMU may have them
 
     def __init__(
         self,
@@ -39,6 +49,8 @@ class Recurrent(nn.Module):
         *,
         engine: str = "auto",
         recompute: bool = False,
+        zoneout: Zoneout = 0.0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         widths, num_layers = self._check_sizes(input_size, hidden_size, num_layers)
@@ -54,6 +66,11 @@ class Recurrent(nn.Module):
         self.bidirectional = bool(bidirectional)
         self.engine = engine
         self.recompute = recompute
+        name = type(self).__name__
+        self.zoneout = check_zoneout(name, zoneout, len(definition.state_sizes(1)))
+        self.recurrent_dropout = check_probability(
+            name, "recurrent_dropout", "a unit of the state being zeroed for the transition", recurrent_dropout
+        )
         self._widths = widths
         self._names: list[list[str]] = []  # of the weights, for each layer and direction
         for layer, hidden in enumerate(widths):
@@ -130,11 +147,7 @@ class Recurrent(nn.Module):
         for option, value in (("bias", bias), ("batch_first", batch_first)):
             if not isinstance(value, bool):
                 raise TypeError(f"{name}: {option} should be of type bool, got: {type(value).__name__}")
-        if not isinstance(dropout, numbers.Number) or isinstance(dropout, bool) or not 0 <= dropout <= 1:
-            raise ValueError(
-                f"{name}: dropout should be a number in range [0, 1] representing the probability of an element "
-                f"being zeroed, got {dropout!r}"
-            )
+        check_probability(name, "dropout", "an element being zeroed", dropout)
         if dropout > 0 and num_layers == 1:
             warnings.warn(
                 "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
@@ -150,7 +163,7 @@ class Recurrent(nn.Module):
         parts = [f"{self.input_size}, {size}"]
         parts += [f"num_layers={self.num_layers}"] if self.num_layers != 1 and isinstance(size, int) else []
         defaults: dict[str, Any] = {"bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
-        defaults |= {"engine": "auto", "recompute": False}
+        defaults |= {"engine": "auto", "recompute": False, "zoneout": 0.0, "recurrent_dropout": 0.0}
         parts += [f"{key}={getattr(self, key)!r}" for key, default in defaults.items() if getattr(self, key) != default]
         return ", ".join(parts)
 
@@ -197,10 +210,12 @@ class Recurrent(nn.Module):
     def _layers(self, x: Tensor, state: list[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
         """All layers and directions over x (T, B, m); ``state`` has one entry for each."""
         final: list[State] = []
+        masks = self._masks(x) if self.recurrent_dropout and self.training else None
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self._directions):
-                y, last = self._run(layer, direction, x, state[len(final)], lengths)
+                mask = None if masks is None else masks[len(final)]
+                y, last = self._run(layer, direction, x, state[len(final)], lengths, mask)
                 outputs.append(y)
                 final.append(last)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -208,14 +223,43 @@ class Recurrent(nn.Module):
                 x = F.dropout(x, self.dropout, self.training)
         return x, final
 
-    def _run(self, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None) -> tuple[Tensor, State]:
-        """One layer in one direction."""
+    def _masks(self, x: Tensor) -> list[Tensor]:
+        """What recurrent dropout leaves of the state, for each layer and direction.
+
+        Drawn before anything else, so that a seed gives the same masks whatever the length and the batch.
+        """
+        return [
+            draw_mask(self.definition.state_sizes(width)[0], self.recurrent_dropout, x)
+            for width in self._widths
+            for _ in range(self._directions)
+        ]
+
+    def _variation(self) -> Variation | None:
+        """What only the plain engine can do, where something of it was asked for."""
+        if not (self.zoneout or self.layer_norm or self.residual):
+            return None
+        rates = zoneout_rates(self.zoneout, len(self.definition.state_sizes(1)))
+        return Variation(rates, self.training, self.layer_norm, self.residual)
+
+    def _run(
+        self,
+        layer: int,
+        direction: int,
+        x: Tensor,
+        state: State,
+        lengths: Tensor | None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """One layer in one direction; ``mask`` (d,) multiplies the state that the transition sees."""
         rec = self.definition.recurrence(self.bias, reverse=bool(direction))
         engine = self.engine if x.shape[1] else "plain"  # an empty batch has nothing to be fast about
         if engine == "auto" and torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
             engine = "plain"  # ONNX knows torch's operators alone
         weights = self._weights(layer, direction)
-        return ops.scan(rec, x, state, weights, lengths, engine=engine, recompute=self.recompute)
+        if mask is not None:
+            weights = with_mask(rec, weights, mask)
+        variation = self._variation()
+        return ops.scan(rec, x, state, weights, lengths, engine=engine, recompute=self.recompute, variation=variation)
 
     def _check_input(self, x: Tensor, dims: int) -> None:
         name = type(self).__name__

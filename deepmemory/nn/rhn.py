@@ -40,6 +40,9 @@ class RHN(Recurrent):
         depth: Micro-layers per time step.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+        zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
+        recurrent_dropout: Probability that a unit of the state is hidden from the weights, for all steps and
+            sequences of a call.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
@@ -59,6 +62,8 @@ class RHN(Recurrent):
         depth: int = 1,
         engine: str = "auto",
         recompute: bool = False,
+        zoneout: float = 0.0,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             Highway(depth),
@@ -73,6 +78,8 @@ class RHN(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
+            zoneout=zoneout,
+            recurrent_dropout=recurrent_dropout,
         )
         self.depth = depth
 
@@ -101,6 +108,7 @@ class RHNCell(Cell):
         device: Where the weights are made.
         dtype: Of the weights.
         depth: Micro-layers per step.
+        zoneout: Probability that a unit keeps its state for a step.
 
     Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h is zeros
     if not given.
@@ -115,8 +123,9 @@ class RHNCell(Cell):
         dtype: torch.dtype | None = None,
         *,
         depth: int = 1,
+        zoneout: float = 0.0,
     ) -> None:
-        super().__init__(Highway(depth), input_size, hidden_size, bias, device, dtype)
+        super().__init__(Highway(depth), input_size, hidden_size, bias, device, dtype, zoneout=zoneout)
         self.depth = depth
 
     def extra_repr(self) -> str:

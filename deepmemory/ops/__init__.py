@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import engines, fused, plain
-from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence
+from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence, Variation
 
-__all__ = ["ACTIVATIONS", "CELLS", "Recurrence", "scan"]
+__all__ = ["ACTIVATIONS", "CELLS", "Recurrence", "Variation", "scan"]
 
 
 def scan(
@@ -20,12 +20,13 @@ def scan(
     *,
     engine: str = "auto",
     recompute: bool = False,
+    variation: Variation | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run one layer in one direction over time: x (T, B, m), each state (B, d) to y (T, B, d), final state.
 
     ``weights`` are laid out as :class:`Recurrence` says. Step t of sequence b is real while
     ``t < lengths[b]``; past it the state stays as it is and y is zero. ``recompute`` stores only a few
-    states and computes the rest again in the backward pass.
+    states and computes the rest again in the backward pass. ``variation`` is for the plain engine.
     """
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -33,8 +34,8 @@ def scan(
         x, *cast = (t if t.dtype is torch.float64 else t.to(dtype) for t in (x, *state, *weights))
         state, weights = tuple(cast[: len(state)]), cast[len(state) :]
         with torch.autocast(device, enabled=False):
-            return scan(rec, x, state, weights, lengths, engine=engine, recompute=recompute)
-    name = engines.choose(engine, rec, x, weights)
+            return scan(rec, x, state, weights, lengths, engine=engine, recompute=recompute, variation=variation)
+    name = engines.choose(engine, rec, x, weights, variation)
     if name == "plain":
-        return plain.scan(rec, x, state, weights, lengths)
+        return plain.scan(rec, x, state, weights, lengths, variation)
     return fused.scan(rec, name, recompute, x, state, weights, lengths)

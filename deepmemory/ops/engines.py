@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import cpu, cuda, nvrtc
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import Recurrence, Variation
 
 
 class FusedEngine(Protocol):
@@ -106,10 +106,17 @@ def engines() -> dict[str, Availability]:
     return listing
 
 
-def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str:
+def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None) -> str:
     """The engine for this case; an engine asked for by name never gives way in silence."""
     if engine == "plain":
         return engine
+    if variation is not None:
+        if engine == "auto":
+            return "plain"
+        raise RuntimeError(
+            f"{rec.cell.upper()}: engine={engine!r} cannot do this: only the plain engine has {variation.named}. "
+            "Use engine='auto' or engine='plain'."
+        )
     if torch.autograd.forward_ad._current_level >= 0:  # forward-mode differentiation: only plain code has tangents
         if engine == "auto":
             return "plain"

@@ -5,7 +5,7 @@ Runs on any device and dtype, under ``torch.func``, ``torch.compile`` and to any
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepmemory.ops.recurrence import LEAKY_SLOPE, Recurrence
+from deepmemory.ops.recurrence import LEAKY_SLOPE, Recurrence, Variation
 
 State = tuple[Tensor, ...]
 Step = Callable[[Recurrence, Tensor, State, list[Tensor]], State]
+BoundStep = Callable[[Tensor, State, list[Tensor]], State]
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": lambda a: F.leaky_relu(a, LEAKY_SLOPE),
@@ -41,6 +42,26 @@ def dmu_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Ten
     for weight, bias in rec.deeper(weights):
         a = F.linear(ACTIVATION[rec.activation](a), weight, bias)
     return (memory_update(a, h),)
+
+
+def varied_dmu_step(
+    layer_norm: bool, residual: bool, rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]
+) -> State:
+    """The same with hidden layers that are normalised before their activation, and added to the one before them."""
+    (h,) = state
+    norms: Iterator[Tensor] = iter(())
+    if layer_norm:
+        count = (len(weights) - (3 if rec.bias else 2)) // 2
+        weights, norms = weights[:-count], iter(weights[-count:])
+    v = projected + F.linear(h, weights[1])
+    a: Tensor | None = None
+    for weight, bias in rec.deeper(weights):
+        if layer_norm:
+            v = F.layer_norm(v, v.shape[-1:], next(norms), next(norms) if rec.bias else None)
+        new = ACTIVATION[rec.activation](v)
+        a = new if a is None or not residual else a + new
+        v = F.linear(a, weight, bias)
+    return (memory_update(v, h),)
 
 
 def rhn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
@@ -97,11 +118,53 @@ STEP: dict[str, Step] = {
 
 
 def scan(
-    rec: Recurrence, x: Tensor, state: State, weights: list[Tensor], lengths: Tensor | None = None
+    rec: Recurrence,
+    x: Tensor,
+    state: State,
+    weights: list[Tensor],
+    lengths: Tensor | None = None,
+    variation: Variation | None = None,
 ) -> tuple[Tensor, State]:
     """Run one layer over all time steps: x (T, B, m) to y (T, B, d) and the final state."""
     projected = F.linear(without_padding(x, lengths), *rec.input_weights(weights))
-    return iterate(partial(STEP[rec.cell], rec), projected, state, weights, lengths, rec.reverse)
+    step, inputs = varied(rec, variation, projected, state)
+    return iterate(step, inputs, state, weights, lengths, rec.reverse)
+
+
+def varied(rec: Recurrence, variation: Variation | None, inputs: Tensor, state: State) -> tuple[BoundStep, Tensor]:
+    """The step of a cell, and what it reads at every time beside the state."""
+    step: Step = STEP[rec.cell]
+    if variation is None:
+        return partial(step, rec), inputs
+    if variation.layer_norm or variation.residual:
+        step = partial(varied_dmu_step, variation.layer_norm, variation.residual)
+    return zoned_out(variation, partial(step, rec), inputs, state)
+
+
+def zoned_out(variation: Variation | None, step: BoundStep, inputs: Tensor, state: State) -> tuple[BoundStep, Tensor]:
+    """A step after which a unit keeps its old value with some probability; in evaluation, the average of that.
+
+    What is kept is drawn for all times, sequences and units at once and travels beside ``inputs`` (..., features).
+    """
+    if variation is None or not variation.zoneout:
+        return step, inputs
+    rates = variation.zoneout
+
+    def mix(old: State, new: State, kept: Sequence[Tensor | float]) -> State:
+        return tuple(o * k + n * (1 - k) for o, n, k in zip(old, new, kept, strict=True))
+
+    if not variation.training:
+        return lambda x_t, old, weights: mix(old, step(x_t, old, weights), rates), inputs
+    sizes = [part.shape[-1] for part in state]
+    at, pairs = inputs.device, zip(sizes, rates, strict=True)
+    kept = [torch.rand(*inputs.shape[:-1], n, device=at, dtype=torch.float32) < p for n, p in pairs]
+    columns = [inputs.shape[-1], *sizes]
+
+    def drawn(x_t: Tensor, old: State, weights: list[Tensor]) -> State:
+        x_t, *kept = x_t.split(columns, -1)
+        return mix(old, step(x_t, old, weights), kept)
+
+    return drawn, torch.cat([inputs, *(k.to(inputs.dtype) for k in kept)], -1)
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -113,7 +176,7 @@ def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 def iterate(
-    step: Callable[[Tensor, State, list[Tensor]], State],
+    step: BoundStep,
     inputs: Tensor,
     state: State,
     weights: list[Tensor],
@@ -138,7 +201,7 @@ def iterate(
 
 
 def iterate_in_graph(
-    step: Callable[[Tensor, State, list[Tensor]], State],
+    step: BoundStep,
     inputs: Tensor,
     state: State,
     weights: list[Tensor],

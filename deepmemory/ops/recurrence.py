@@ -50,3 +50,27 @@ class Recurrence(NamedTuple):
         if self.bias:
             return list(zip(weights[3::2], weights[4::2], strict=True))
         return [(weight, None) for weight in weights[2:]]
+
+    def on_state(self, weights: list[Tensor]) -> list[int]:
+        """Places of the weights whose columns are units of the state: one, or one for each layer of an rhn."""
+        if self.cell != "rhn":
+            return [1]
+        return [1, *(range(3, len(weights), 2) if self.bias else range(2, len(weights)))]
+
+
+class Variation(NamedTuple):
+    """What a layer may add to its recurrence. The plain engine alone has it.
+
+    ``layer_norm`` adds a gain (w_k) and, with biases, a shift (w_k) for every hidden layer at the end of the weights.
+    """
+
+    zoneout: tuple[float, ...] = ()  # how likely a unit keeps its value, for each tensor of the state; () is none
+    training: bool = False  # whether zoneout draws, or gives what its draws give on average
+    layer_norm: bool = False  # of the hidden layers of a dmu, before their activation
+    residual: bool = False  # from the second hidden layer of a dmu on, a layer adds to the one before it
+
+    @property
+    def named(self) -> str:
+        """As a user asks for it."""
+        asked = {"zoneout": self.zoneout, "layer_norm": self.layer_norm, "residual": self.residual}
+        return ", ".join(name for name, value in asked.items() if value)

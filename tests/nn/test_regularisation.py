@@ -1,0 +1,644 @@
+"""Zoneout, recurrent dropout, normalised and residual transitions: off by default, and what they say they are."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from layers import CELLS, LAYERS, OWN, like, random_state, randomise, results, tensors
+from tolerances import assert_close
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+
+import deepmemory as dm
+from deepmemory import export
+from deepmemory.ops import cuda, engines, plain
+
+exporting = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),  # torch's own
+    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
+]
+
+DEVICES = {"plain": "cpu", "cpu": "cpu", "cuda": "cpu" if cuda.interpreted() else "cuda", "nvrtc": "cuda"}
+DTYPES = {"plain": torch.float64, "cpu": torch.float64, "cuda": torch.float32, "nvrtc": torch.float32}
+VARIATIONS = {
+    "layer_norm": {"layer_norm": True, "transition": [7, 6]},
+    "residual": {"residual": True, "transition": [6, 6, 6]},
+    "both": {"layer_norm": True, "residual": True, "transition": [6, 6, 6], "activation": "tanh"},
+    "both, no bias": {"layer_norm": True, "residual": True, "transition": [6, 6], "bias": False},
+}
+# Everything that a layer may be asked for, with what else it needs.
+OPTIONS = {
+    **{f"{name}-zoneout": (name, {"zoneout": 0.3, **OWN.get(name, {})}) for name in LAYERS},
+    **{f"{name}-recurrent_dropout": (name, {"recurrent_dropout": 0.5, **OWN.get(name, {})}) for name in LAYERS},
+    **{f"DMU-{key}": ("DMU", options) for key, options in VARIATIONS.items()},
+    "DMU-all": ("DMU", {"zoneout": 0.2, "recurrent_dropout": 0.3, **VARIATIONS["both"]}),
+    "LSTM-two rates": ("LSTM", {"zoneout": (0.1, 0.6)}),
+    "LSTM-projected": ("LSTM", {"zoneout": (0.1, 0.6), "recurrent_dropout": 0.4, "proj_size": 2}),
+}
+
+
+def missing(engine: str) -> str | None:
+    if DEVICES[engine] == "cuda" and not torch.cuda.is_available():
+        return "no GPU"
+    return None if engine == "plain" else engines.unavailable(engine)
+
+
+every_layer = pytest.mark.parametrize("name", LAYERS)
+every_option = pytest.mark.parametrize(("name", "options"), OPTIONS.values(), ids=OPTIONS)
+every_engine = pytest.mark.parametrize(
+    "engine",
+    [pytest.param(n, marks=pytest.mark.skipif(bool(missing(n)), reason=f"{n}: {missing(n)}")) for n in DEVICES],
+)
+
+
+def build(name: str, *sizes: int, **options) -> nn.Module:
+    options = {"engine": "auto", "dtype": torch.float64, **options}
+    return randomise(LAYERS[name](*(sizes or (3, 5)), **options))
+
+
+def twin(layer: nn.Module, name: str, *sizes: int, **options) -> nn.Module:
+    """A layer with the same weights and other options."""
+    other = build(name, *sizes, **options)
+    other.load_state_dict(layer.state_dict())
+    return other
+
+
+def seeded(seed: int, run, *args, **options):
+    torch.manual_seed(seed)
+    return run(*args, **options)
+
+
+def grads(outputs, leaves) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(sum(t.sin().sum() for t in tensors(outputs)), leaves)
+
+
+class TestOff:
+    @every_layer
+    def test_is_the_default_and_the_same_to_the_bit(self, name, engine):
+        own = OWN.get(name, {})
+        zeros = {"zoneout": 0.0, "recurrent_dropout": 0.0}
+        if name == "DMU":
+            zeros |= {"layer_norm": False, "residual": False}
+        for key, value in zeros.items():
+            parameter = inspect.signature(LAYERS[name]).parameters[key]
+            assert (parameter.default, parameter.kind) == (value, parameter.KEYWORD_ONLY)
+        given, default = (
+            seeded(3, LAYERS[name], 3, 5, 2, bidirectional=True, engine=engine, **own, **o) for o in (zeros, {})
+        )
+        assert list(given.state_dict()) == list(default.state_dict())
+        assert repr(given) == repr(default)
+        x = torch.randn(6, 4, 3)
+        before = torch.get_rng_state()
+        for a, b in zip(tensors(given(x)), tensors(default(x)), strict=True):
+            assert torch.equal(a, b)
+        assert torch.equal(torch.get_rng_state(), before)  # nothing is drawn
+
+    @pytest.mark.skipif(bool(missing("cpu")), reason="no CPU engine")
+    @every_layer
+    def test_runs_on_fused_engines(self, name):
+        zoneout = (0, 0) if name == "LSTM" else 0
+        layer = LAYERS[name](3, 5, zoneout=zoneout, recurrent_dropout=0, engine="cpu")
+        assert layer(torch.randn(6, 4, 3))[0].isfinite().all()
+
+    def test_shown_where_on(self):
+        assert repr(dm.GRU(3, 4, zoneout=0.1, recurrent_dropout=0.2)) == "GRU(3, 4, zoneout=0.1, recurrent_dropout=0.2)"
+        assert repr(dm.LSTM(3, 4, zoneout=(0.1, 0.2))) == "LSTM(3, 4, zoneout=(0.1, 0.2))"
+        dmu = dm.DMU(3, 4, transition=[4, 4], layer_norm=True, residual=True)
+        assert repr(dmu) == "DMU(3, 4, transition=[4, 4], layer_norm=True, residual=True)"
+        assert repr(dm.DMUCell(3, 4, zoneout=0.1, layer_norm=True)) == "DMUCell(3, 4, zoneout=0.1, layer_norm=True)"
+
+
+class TestErrors:
+    @pytest.mark.parametrize("value", [-0.1, 1.5, True, "half", None, float("nan")], ids=str)
+    @pytest.mark.parametrize("kind", [*LAYERS.values(), *CELLS.values()], ids=lambda kind: kind.__name__)
+    def test_probabilities(self, kind, value):
+        for option in ("zoneout", "recurrent_dropout"):
+            if option in inspect.signature(kind).parameters:
+                message = rf"^{kind.__name__}: {option} should be a number in range \[0, 1\].* got {value!r}"
+                with pytest.raises(ValueError, match=message):
+                    kind(3, 4, **{option: value})
+
+    def test_rates_of_an_lstm(self):
+        with pytest.raises(ValueError, match="one number, or two for h and c"):
+            dm.LSTM(3, 4, zoneout=(0.1, 0.2, 0.3))
+        with pytest.raises(ValueError, match=r"range \[0, 1\].* got 2"):
+            dm.LSTM(3, 4, zoneout=(0.1, 2))
+        with pytest.raises(ValueError, match=r"^GRU: zoneout should be a number"):
+            dm.GRU(3, 4, zoneout=(0.1, 0.2))
+
+    @pytest.mark.parametrize("kind", [dm.DMU, dm.DMUCell])
+    def test_transitions(self, kind):
+        name = kind.__name__
+        for option in ("layer_norm", "residual"):
+            with pytest.raises(TypeError, match=f"^{name}: {option} should be of type bool, got: int"):
+                kind(3, 4, transition=[4, 4], **{option: 1})
+            with pytest.raises(ValueError, match=f"^{name}: {option}=True is for a list of widths"):
+                kind(3, 4, transition=nn.Linear(7, 8), **{option: True})
+        with pytest.raises(ValueError, match=f"^{name}: layer_norm=True needs a hidden layer"):
+            kind(3, 4, transition=[], layer_norm=True)
+        for transition, widths in ((None, r"\[4\]"), ([], r"\[\]"), ([4, 5], r"\[4, 5\]")):
+            with pytest.raises(
+                ValueError, match=f"^{name}: residual=True needs two or more .* got the widths {widths}"
+            ):
+                kind(3, 4, transition=transition, residual=True)
+
+    @pytest.mark.parametrize("options", [{"zoneout": 0.1}, *VARIATIONS.values()], ids=["zoneout", *VARIATIONS])
+    @pytest.mark.parametrize("engine", engines.FUSED)
+    def test_an_engine_asked_for_by_name_refuses(self, engine, options):
+        x = torch.randn(6, 2, 3)
+        asked = "layer_norm" if "layer_norm" in options else next(iter(options))
+        for training in (True, False):
+            layer = dm.DMU(3, 4, engine=engine, **options).train(training)
+            with pytest.raises(
+                RuntimeError, match=rf"^DMU: engine='{engine}' cannot do this: only .* has {asked}.* engine='auto'"
+            ):
+                layer(x)
+            layer.engine = "auto"
+            assert layer(x)[0].isfinite().all()
+
+
+def by_hand(layer: nn.Module, x, state, rates, kept=None, lengths=None):
+    """Zoneout around single steps of a layer without it; ``kept`` (T, B, d) for each tensor of the state."""
+    outputs = []
+    for t, x_t in enumerate(x):
+        new = [s[0] for s in tensors(layer(x_t[None], like(state, lambda s: s[None]))[1])]
+        old = tensors(state)
+        if kept is None:
+            mixed = [rate * o + (1 - rate) * n for rate, o, n in zip(rates, old, new, strict=True)]
+        else:
+            mixed = [torch.where(k[t], o, n) for k, o, n in zip(kept, old, new, strict=True)]
+        real = (torch.full((x.shape[1],), True) if lengths is None else t < lengths)[:, None]
+        mixed = [torch.where(real, m, o) for m, o in zip(mixed, old, strict=True)]
+        outputs.append(torch.where(real, mixed[0], 0))
+        state = tuple(mixed) if isinstance(state, tuple) else mixed[0]
+    return torch.stack(outputs), state
+
+
+class TestZoneout:
+    CASES = (
+        *((name, 0.3, OWN.get(name, {})) for name in LAYERS),
+        ("LSTM", (0.1, 0.6), {}),
+        ("LSTM", (0.5, 0.2), {"proj_size": 2}),
+        ("DMU", 0.3, {"transition": nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 10)).double()}),
+    )
+    IDS = (*LAYERS, "LSTM-two rates", "LSTM-projected", "DMU-module")
+    every_case = pytest.mark.parametrize(("name", "zoneout", "options"), CASES, ids=IDS)
+
+    def case(self, name, zoneout, options):
+        layer = build(name, zoneout=zoneout, **options)
+        off = twin(layer, name, **options)
+        x = torch.randn(6, 4, 3, dtype=torch.float64)
+        hx = random_state(layer, x)
+        rates = zoneout if isinstance(zoneout, tuple) else (zoneout,) * len(tensors(hx))
+        return layer, off, x, hx, rates
+
+    @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+    @every_case
+    def test_in_evaluation_is_the_average(self, name, zoneout, options, padded):
+        layer, off, x, hx, rates = self.case(name, zoneout, options)
+        lengths = torch.tensor([6, 0, 3, 5]) if padded else None
+        y, h_n = layer.eval()(x, hx, lengths=lengths)
+        expected, final = by_hand(off, x, like(hx, lambda h: h[0]), rates, lengths=lengths)
+        assert_close(y, expected)
+        assert_close([h[0] for h in tensors(h_n)], tensors(final))
+        assert torch.equal(y, layer(x, hx, lengths=lengths)[0])
+
+    @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+    @every_case
+    def test_in_training_keeps_what_was_drawn(self, name, zoneout, options, padded):
+        layer, off, x, hx, rates = self.case(name, zoneout, options)
+        lengths = torch.tensor([6, 0, 3, 5]) if padded else None
+        y, h_n = seeded(5, layer, x, hx, lengths=lengths)
+        torch.manual_seed(5)
+        kept = [torch.rand(6, 4, h.shape[-1]) < rate for h, rate in zip(tensors(hx), rates, strict=True)]
+        expected, final = by_hand(off, x, like(hx, lambda h: h[0]), rates, kept, lengths)
+        assert_close(y, expected)
+        assert_close([h[0] for h in tensors(h_n)], tensors(final))
+        leaves = list(layer.parameters())
+        assert_close(grads((y, h_n), leaves), grads((expected, like(final, lambda h: h[None])), list(off.parameters())))
+
+    @every_layer
+    def test_the_average_of_many_draws_is_what_evaluation_gives(self, name):
+        layer, many = build(name, zoneout=0.3, **OWN.get(name, {})), 20_000
+        x = torch.randn(1, 1, 3, dtype=torch.float64)
+        hx = random_state(layer, x)
+        with torch.no_grad():
+            drawn = layer(x.expand(1, many, 3), like(hx, lambda h: h.expand(1, many, 5).contiguous()))[1]
+            expected = layer.eval()(x, hx)[1]
+        for d, e in zip(tensors(drawn), tensors(expected), strict=True):
+            error = d.std(1) / many**0.5
+            assert ((d.mean(1) - e[:, 0]).abs() <= 5 * error + 1e-12).all()
+
+    @every_layer
+    def test_the_ends_of_the_range(self, name):
+        x = torch.randn(6, 4, 3, dtype=torch.float64)
+        layer = build(name, zoneout=1.0, **OWN.get(name, {}))
+        hx = random_state(layer, x)
+        for mode in (True, False):
+            y, h_n = layer.train(mode)(x, hx)
+            assert_close(y, tensors(hx)[0].expand_as(y))
+            assert_close(tensors(h_n), tensors(hx))
+
+    @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+    @pytest.mark.parametrize("kind", ["DMU", "RHN"])
+    def test_step_by_step_equals_all_at_once(self, kind, training, monkeypatch):
+        own = OWN[kind]
+        layer = build(kind, zoneout=0.4, **own).train(training)
+        cell = CELLS[f"{kind}Cell"](3, 5, zoneout=0.4, dtype=torch.float64, **own).train(training)
+        cell.load_state_dict({key.removesuffix("_l0"): value for key, value in layer.state_dict().items()})
+        x, draws = torch.randn(6, 4, 3, dtype=torch.float64), torch.rand(6, 4, 5)
+        with monkeypatch.context() as given:
+            given.setattr(plain.torch, "rand", lambda *shape, **_: draws)
+            y, _ = layer(x)
+        h, steps = None, []
+        for t, x_t in enumerate(x):
+            with monkeypatch.context() as given:
+                given.setattr(plain.torch, "rand", lambda *shape, **_: draws[t])
+                h = cell(x_t, h)
+            steps.append(h)
+        assert_close(torch.stack(steps), y)
+        assert cell(x[0, 0]).shape == (5,)
+
+    def test_a_cell_with_a_module(self):
+        module = nn.Linear(8, 10).double()
+        cell, off = (dm.DMUCell(3, 5, transition=module, zoneout=p) for p in (0.25, 0.0))
+        x, h = torch.randn(4, 3, dtype=torch.float64), torch.rand(4, 5, dtype=torch.float64)
+        assert_close(cell.eval()(x, h), 0.25 * h + 0.75 * off(x, h))
+        kept = seeded(1, torch.rand, 4, 5) < 0.25
+        assert_close(seeded(1, cell.train(), x, h), torch.where(kept, h, off(x, h)))
+
+
+@every_option
+class TestEveryOption:
+    def test_a_seed_gives_the_same_numbers(self, name, options):
+        layer, x = build(name, **options, num_layers=2, bidirectional=True), torch.randn(6, 4, 3, dtype=torch.float64)
+        random = "zoneout" in options or "recurrent_dropout" in options
+        first, again, other = (seeded(seed, layer, x)[0] for seed in (1, 1, 2))
+        assert torch.equal(first, again)
+        assert torch.equal(first, other) != random
+        layer.eval()
+        assert torch.equal(seeded(1, layer, x)[0], seeded(2, layer, x)[0])
+
+    @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+    def test_derivatives(self, name, options, padded):
+        layer = build(name, 2, 3, bidirectional=True, **options)
+        x = torch.randn(3, 2, 2, dtype=torch.float64, requires_grad=True)
+        hx = random_state(layer, x)
+        names = [key for key, _ in layer.named_parameters()]
+        lengths = torch.tensor([3, 1]) if padded else None
+
+        def run(x, *weights):
+            torch.manual_seed(4)
+            given = dict(zip(names, weights, strict=True))
+            return tuple(tensors(functional_call(layer, given, (x, hx), {"lengths": lengths})))
+
+        weights = [p.detach().requires_grad_() for p in layer.parameters()]
+        for training in (True, False):
+            layer.train(training)
+            assert torch.autograd.gradcheck(run, (x, *weights), fast_mode=True)
+
+    def test_each_sequence_as_if_alone(self, name, options):
+        layer = build(name, **options, num_layers=2, bidirectional=True).eval()
+        sequences = [torch.randn(length, 3, dtype=torch.float64) for length in (3, 6, 1, 4)]
+        packed = pack_sequence(sequences, enforce_sorted=False)
+        y, h_n = layer(packed)
+        padded, lengths = pad_packed_sequence(packed)
+        y_padded, h_padded = layer(padded, lengths=lengths)
+        assert_close(pad_packed_sequence(y)[0], y_padded)
+        assert_close(tensors(h_n), tensors(h_padded))
+        for b, sequence in enumerate(sequences):
+            y_alone, h_alone = layer(sequence)
+            assert_close(y_padded[: len(sequence), b], y_alone)
+            assert_close([h[:, b] for h in tensors(h_padded)], tensors(h_alone))
+
+    def test_padding_never_reaches_a_state_or_a_gradient(self, name, options):
+        layer = build(name, **options, num_layers=2, bidirectional=True)
+        x, lengths = torch.randn(6, 4, 3, dtype=torch.float64), torch.tensor([6, 0, 3, 5])
+        padding = (torch.arange(6)[:, None] >= lengths)[..., None]
+        for training in (True, False):
+            layer.train(training)
+            clean, dirty = (
+                seeded(2, results, layer, x.masked_fill(padding, rubbish), lengths=lengths)
+                for rubbish in (0.0, float("nan"))
+            )
+            assert_close(dirty, clean)
+
+    def test_layers_of_different_widths_and_an_empty_batch(self, name, options):
+        widths = [6, 5] if "proj_size" not in options else [6, 6]
+        layer = build(name, 3, widths, **options)
+        assert layer(torch.randn(4, 2, 3, dtype=torch.float64))[0].isfinite().all()
+        assert layer(torch.randn(4, 0, 3, dtype=torch.float64))[0].shape[:2] == (4, 0)
+
+    def test_runs_side_by_side(self, name, options):
+        layers = [build(name, **options) for _ in range(3)]
+        weights, _ = stack_module_state(layers)
+        x = torch.randn(3, 6, 4, 3, dtype=torch.float64)
+
+        def run(weights, x):
+            return tuple(tensors(functional_call(layers[0], weights, (x,))))
+
+        together = seeded(1, vmap(run, randomness="same"), weights, x)
+        alone = [tensors(seeded(1, layer, x[r])) for r, layer in enumerate(layers)]
+        assert_close(list(together), [torch.stack(parts) for parts in zip(*alone, strict=True)])
+        random = "zoneout" in options or "recurrent_dropout" in options
+        if random:
+            copies = {key: value[:1].expand(3, *value.shape[1:]) for key, value in weights.items()}
+            same_input = x[:1].expand_as(x)
+            drawn = vmap(run, randomness="different")(copies, same_input)[0]
+            assert not torch.allclose(drawn[0], drawn[1])
+            with pytest.raises(RuntimeError, match="randomness"):
+                vmap(run)(weights, x)
+        layers[0].eval()
+        evaluated = vmap(run)(weights, x)[0]
+        assert_close(evaluated, torch.stack([layer.eval()(x[r])[0] for r, layer in enumerate(layers)]))
+
+    def test_compiled_in_one_graph(self, name, options):
+        layer = build(name, **options)
+        torch.compiler.reset()
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        x = torch.randn(3, 2, 3, dtype=torch.float64)
+        leaves = list(layer.parameters())
+        ours, theirs = seeded(3, compiled, x), seeded(3, layer, x)
+        assert_close(tensors(ours), tensors(theirs))
+        assert_close(grads(ours, leaves), grads(theirs, leaves))
+
+    @exporting[0]
+    @exporting[1]
+    def test_exported(self, name, options):
+        layer = build(name, **options, dtype=torch.float32)
+        x = torch.randn(4, 2, 3)
+        exported = export.program(layer, {"input": x}, {"input": {0: "time", 1: "batch"}}).module()
+        assert layer.training
+        x = torch.randn(9, 5, 3)
+        assert_close(tensors(exported(input=x)), [t.detach() for t in tensors(layer.eval()(x))])
+
+    @exporting[0]
+    @exporting[1]
+    def test_exported_in_training_it_goes_on_drawing(self, name, options):
+        layer = build(name, **options, dtype=torch.float32)
+        sizes = {"input": {0: torch.export.Dim("time", min=2), 1: torch.export.Dim("batch", min=2)}}
+        exported = torch.export.export(layer, (torch.randn(4, 2, 3),), dynamic_shapes=sizes).module()
+        x = torch.randn(9, 7, 3)
+        assert_close(tensors(seeded(1, exported, x)), tensors(seeded(1, layer, x)))
+
+    def test_half_the_bits(self, name, options):
+        layer, x = build(name, **options, dtype=torch.float32), torch.randn(6, 4, 3)
+        for training in (True, False):
+            with torch.autocast("cpu", torch.bfloat16):
+                y, _ = layer.train(training)(x)
+            assert y.dtype is torch.bfloat16
+            assert all(g.isfinite().all() for g in grads(y, list(layer.parameters())))
+
+    def test_recomputed_by_torch(self, name, options):
+        """Activation checkpointing draws the same masks again."""
+        layer, x = build(name, **options), torch.randn(6, 4, 3, dtype=torch.float64)
+        leaves = list(layer.parameters())
+        expected = grads(seeded(1, layer, x), leaves)
+        torch.manual_seed(1)
+        assert_close(grads(torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False), leaves), expected)
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or cuda.interpreted(), reason="the engine runs here")
+def test_recurrent_dropout_on_the_triton_engine_in_its_interpreter():
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
+    command += ["-k", "TestRecurrentDropout and cuda and kept"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert child.returncode == 0, child.stdout + child.stderr
+
+
+@every_engine
+@every_layer
+class TestRecurrentDropout:
+    """On every engine: the mask is in the weights."""
+
+    @pytest.fixture(autouse=True)
+    def _exact_products(self, monkeypatch):
+        """Float32 on the GPU means float32."""
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+    def make(self, name, engine, **options):
+        options = {"recurrent_dropout": 0.5, "dtype": DTYPES[engine], "device": DEVICES[engine], **options}
+        return build(name, engine=engine, **OWN.get(name, {}), **options)
+
+    def case(self, name, engine, **options):
+        layer = self.make(name, engine, **options)
+        return layer, torch.randn(7, 4, 3, dtype=DTYPES[engine], device=DEVICES[engine])
+
+    @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+    def test_all_engines_agree(self, name, engine, recompute):
+        layer, x = self.case(name, engine, num_layers=2, bidirectional=True, recompute=recompute)
+        other = self.make(name, "plain", num_layers=2, bidirectional=True, dtype=x.dtype, device=x.device)
+        other.load_state_dict(layer.state_dict())
+        lengths = torch.tensor([7, 0, 3, 5], device=x.device)
+        found, expected = (seeded(2, run, x, lengths=lengths) for run in (layer, other))
+        assert_close(tensors(found), tensors(expected))
+        assert_close(grads(found, list(layer.parameters())), grads(expected, list(other.parameters())))
+
+    def test_is_the_formula(self, name, engine):
+        """The same layer on weights whose columns were dropped by hand."""
+        layer, x = self.case(name, engine)
+        y, _ = seeded(2, layer, x)
+        torch.manual_seed(2)
+        mask = F.dropout(torch.ones(5, dtype=x.dtype, device=x.device), 0.5)
+        assert 0 < mask.count_nonzero() < 5
+        off = self.make(name, engine, recurrent_dropout=0.0)
+        off.load_state_dict(layer.state_dict())
+        with torch.no_grad():
+            off.weight_hh_l0.mul_(mask)
+            if name == "RHN":
+                off.weight_2_l0.mul_(mask)
+                off.weight_3_l0.mul_(mask)
+        assert_close(y, off(x)[0])
+
+    def test_evaluation_has_none(self, name, engine):
+        layer, x = self.case(name, engine)
+        off = self.make(name, engine, recurrent_dropout=0.0)
+        off.load_state_dict(layer.state_dict())
+        assert torch.equal(layer.eval()(x)[0], off(x)[0])
+
+    def test_one_seed_is_one_mask_over_time_and_batch(self, name, engine):
+        """A long sequence in two calls, and a batch in two, if each is seeded alike."""
+        layer, x = self.case(name, engine, num_layers=2)
+        y, h_n = seeded(4, layer, x)
+        first, middle = seeded(4, layer, x[:3])
+        rest, last = seeded(4, layer, x[3:], middle)
+        assert_close(torch.cat([first, rest]), y)
+        assert_close(tensors(last), tensors(h_n))
+        assert_close(torch.cat([seeded(4, layer, part)[0] for part in x.split(2, 1)], 1), y)
+
+    def test_everything_dropped_is_a_transition_without_state(self, name, engine):
+        layer, x = self.case(name, engine, recurrent_dropout=1.0)
+        y, _ = layer(x)
+        off = self.make(name, engine, recurrent_dropout=0.0)
+        off.load_state_dict(layer.state_dict())
+        with torch.no_grad():
+            for key, weight in off.named_parameters():
+                if key == "weight_hh_l0" or (name == "RHN" and key in ("weight_2_l0", "weight_3_l0")):
+                    weight.zero_()
+        assert_close(y, off(x)[0])
+
+    def test_what_is_dropped_gets_no_gradient(self, name, engine):
+        layer, x = self.case(name, engine)
+        seeded(2, layer, x)[0].sum().backward()
+        torch.manual_seed(2)
+        dropped = F.dropout(torch.ones(5, dtype=x.dtype, device=x.device), 0.5) == 0
+        columns = layer.weight_hh_l0.grad.abs().sum(0)
+        assert torch.equal(columns == 0, dropped)
+
+    def test_a_mask_for_each_sequence(self, name, engine):
+        """What to do where one mask for a batch is too few; on fused engines sequences are then runs."""
+        layer, x = self.case(name, engine)
+        x = x[:, :1].expand(7, 4, 3)
+        y = vmap(lambda x: layer(x)[0], in_dims=1, out_dims=1, randomness="different")(x)
+        assert not all(torch.allclose(y[:, 0], y[:, b]) for b in range(1, 4))
+        y = seeded(1, vmap(lambda x: layer(x)[0], in_dims=1, out_dims=1, randomness="same"), x)
+        assert_close(y, seeded(1, layer, x)[0])
+
+
+def test_recurrent_dropout_of_a_module():
+    module = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 10)).double()
+    layer = dm.DMU(3, 5, transition=module, recurrent_dropout=0.5)
+    x, h0 = torch.randn(6, 4, 3, dtype=torch.float64), torch.rand(1, 4, 5, dtype=torch.float64)
+    y, _ = seeded(2, layer, x, h0)
+    torch.manual_seed(2)
+    mask = F.dropout(torch.ones(5, dtype=torch.float64), 0.5)
+    h = h0[0]
+    for t, x_t in enumerate(x):
+        h = plain.memory_update(module(torch.cat([x_t, h * mask], -1)), h)
+        assert_close(y[t], h)
+
+
+def own_network(layer, number: int = 0) -> nn.Module:
+    """The transition of a DMU with layer_norm or residual, written with torch's modules."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            weights = {k.removesuffix(f"_l{number}"): v for k, v in layer.state_dict().items() if f"_l{number}" in k}
+            first = torch.cat([weights["weight_ih"], weights["weight_hh"]], 1)
+            matrices = [first, *(weights[f"weight_{k}"] for k in range(2, layer.depth + 1))]
+            self.linear = nn.ModuleList(nn.Linear(*w.shape[::-1], bias=layer.bias, dtype=w.dtype) for w in matrices)
+            self.norm = nn.ModuleList()
+            for k, (linear, matrix) in enumerate(zip(self.linear, matrices, strict=True), start=1):
+                linear.weight.data.copy_(matrix)
+                if layer.bias:
+                    linear.bias.data.copy_(weights[f"bias_{k}"])
+                if layer.layer_norm and k < layer.depth:
+                    norm = nn.LayerNorm(len(matrix), bias=layer.bias, dtype=matrix.dtype)
+                    norm.weight.data.copy_(weights[f"norm_weight_{k}"])
+                    if layer.bias:
+                        norm.bias.data.copy_(weights[f"norm_bias_{k}"])
+                    self.norm.append(norm)
+
+        def forward(self, joined):
+            hidden = None
+            for k, linear in enumerate(self.linear[:-1]):
+                v = linear(joined if hidden is None else hidden)
+                v = self.norm[k](v) if layer.layer_norm else v
+                a = plain.ACTIVATION[layer.activation](v)
+                hidden = hidden + a if layer.residual and hidden is not None else a
+            return self.linear[-1](hidden)
+
+    return Network()
+
+
+@pytest.mark.parametrize("options", VARIATIONS.values(), ids=VARIATIONS)
+class TestTransition:
+    def test_is_the_formula(self, options):
+        layer = build("DMU", 3, 5, num_layers=2, **options)
+        given = dm.DMU(3, 5, 2, transition=[own_network(layer, number) for number in range(2)])
+        x, lengths = torch.randn(6, 4, 3, dtype=torch.float64), torch.tensor([6, 0, 3, 5])
+        assert_close(tensors(layer(x, lengths=lengths)), tensors(given(x, lengths=lengths)))
+
+    def test_step_by_step_equals_all_at_once(self, options):
+        layer = build("DMU", **options)
+        cell = dm.DMUCell(3, 5, dtype=torch.float64, **options)
+        cell.load_state_dict({key.removesuffix("_l0"): value for key, value in layer.state_dict().items()})
+        x = torch.randn(6, 4, 3, dtype=torch.float64)
+        h, steps = None, []
+        for x_t in x:
+            h = cell(x_t, h)
+            steps.append(h)
+        y, _ = layer(x)
+        assert_close(torch.stack(steps), y)
+        assert_close(grads(torch.stack(steps), list(cell.parameters())), grads(y, list(layer.parameters())))
+
+    def test_weights_depth_and_rate(self, options):
+        ordinary = {key: value for key, value in options.items() if key not in ("layer_norm", "residual")}
+        layer, plain_one = (seeded(1, dm.DMU, 3, 5, 2, **o) for o in (options, ordinary))
+        added = layer.state_dict().keys() - plain_one.state_dict().keys()
+        hidden, biases = len(options["transition"]), 2 if options.get("bias", True) else 1
+        assert len(added) == ("layer_norm" in options) * 2 * hidden * biases
+        for key, value in layer.state_dict().items():  # what is drawn is drawn as ever
+            expected = plain_one.state_dict().get(key)
+            assert torch.equal(value, torch.full_like(value, "weight" in key) if expected is None else expected)
+        assert layer.depth == plain_one.depth == hidden + 1
+        (group,) = dm.parameter_groups(layer, lr=1.0)
+        assert group["lr"] == pytest.approx(1 / (2 * layer.depth))
+        assert len(group["params"]) == len(list(layer.parameters()))
+
+    def test_what_needs_a_list_of_weights_refuses(self, options):
+        option = "layer_norm" if "layer_norm" in options else "residual"
+        layer, cell = dm.DMU(3, 5, **options), dm.DMUCell(3, 5, **options)
+        x, h = torch.randn(3), torch.zeros(5)
+        calls = [layer.transition_weights, lambda: dm.gradients.gates(layer, x[None])]
+        calls += [lambda m=m: dm.gradients.condition(m) for m in (layer, cell)]
+        calls += [lambda m=m: dm.gradients.step_jacobian(m, x, h) for m in (layer, cell)]
+        for call in calls:
+            with pytest.raises(TypeError, match=f"^DMU(Cell)?: with {option}=True the transition is more than"):
+                call()
+
+
+class TestGradients:
+    @every_layer
+    def test_flow_sees_one_mask(self, name):
+        layer, x = build(name, recurrent_dropout=0.5, num_layers=2), torch.randn(6, 4, 3, dtype=torch.float64)
+        found = seeded(3, dm.gradients.flow, layer, x, lambda out: out[0].square().sum())
+        assert found.loss == pytest.approx(seeded(3, layer, x)[0].square().sum().item())
+
+    def test_flow_of_zoneout(self):
+        """Where everything is kept, so is the gradient."""
+        layer, x = build("GRU", zoneout=1.0), torch.randn(6, 4, 3, dtype=torch.float64)
+        (part,) = dm.gradients.flow(layer, x, lambda out: out[1].sum())
+        assert_close(part.norms, torch.full((6, 4), 5**0.5, dtype=torch.float64))
+
+    @pytest.mark.parametrize("module", [False, True], ids=["dense", "module"])
+    def test_the_jacobian_of_a_step_is_that_of_the_average(self, module):
+        transition = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 10)).double() if module else [6]
+        layer = dm.DMU(3, 5, transition=transition, zoneout=0.3, recurrent_dropout=0.5, dtype=torch.float64).eval()
+        x, h = torch.randn(3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
+        found = dm.gradients.step_jacobian(layer, x, h)
+        expected = torch.autograd.functional.jacobian(lambda h: layer(x[None], h[None])[1][0], h)
+        assert_close(found.total, expected)
+        assert_close(found.kept.diagonal(), dm.gradients.gates(layer, (x[None], h[None]))[0].keep[0, 0])
+
+    @pytest.mark.parametrize("options", [{"zoneout": 0.1}, {"recurrent_dropout": 0.1}], ids=lambda o: next(iter(o)))
+    def test_steps_that_are_drawn_have_no_jacobian(self, options):
+        layer, x = dm.DMU(3, 5, **options), torch.randn(6, 3)
+        for call in (
+            lambda: dm.gradients.step_jacobian(layer, x[0], torch.zeros(5)),
+            lambda: dm.gradients.gates(layer, x),
+        ):
+            with pytest.raises(ValueError, match=r"make this DMU's steps random; call \.eval\(\) first"):
+                call()
+        dm.gradients.condition(layer)  # of the weights, whatever is drawn
+
+
+@exporting[0]
+@exporting[1]
+@pytest.mark.parametrize(("name", "options"), [OPTIONS["DMU-all"], OPTIONS["LSTM-two rates"]], ids=["DMU", "LSTM"])
+def test_in_onnx_runtime(name, options, tmp_path):
+    ort = pytest.importorskip("onnxruntime")
+    layer = build(name, **options, dtype=torch.float32)
+    export.save(layer, {"input": torch.randn(4, 2, 3)}, tmp_path / "m.onnx", sizes={"input": {0: "time", 1: "batch"}})
+    x = torch.randn(9, 5, 3)
+    found = ort.InferenceSession(tmp_path / "m.onnx").run(None, {"input": x.numpy()})
+    assert_close([torch.from_numpy(f) for f in found], [t.detach() for t in tensors(layer.eval()(x))])
