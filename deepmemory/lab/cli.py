@@ -34,7 +34,7 @@ Data = Annotated[Path | None, typer.Option("--data", help="folder of local copie
 DataNames = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="which; default: all")]
 Devices = Annotated[int, typer.Option(min=1, help=HELP["devices"])]
 Nodes = Annotated[int, typer.Option(min=1, help=HELP["nodes"])]
-Quick = Annotated[bool, typer.Option("--quick", help="a small version that learns something in two minutes on a CPU")]
+Quick = Annotated[bool, typer.Option("--quick", help="one small DMU that learns something in two minutes on a CPU")]
 Checkpoint = Annotated[Path, typer.Argument(help="OUT/checkpoints/STUDY/runs-*.safetensors, or the study's folder")]
 OneRun = Annotated[
     int | None, typer.Option("--run", min=0, help="seed of the run; default: the one with the least loss")
@@ -59,11 +59,15 @@ def paper_command(
     cells: Annotated[
         str | None, typer.Option(help=f"of {', '.join(paper.KINDS)}, separated by commas; default: the paper's")
     ] = None,
-    depths: Annotated[str, typer.Option(help="music, language, translation: separated by commas")] = "1,2,5,10",
+    depths: Annotated[
+        str | None, typer.Option(help="music, language, translation: of 1, 2, 5, 10, separated by commas; default: all")
+    ] = None,
     pair: Annotated[
-        str, typer.Option(help="translation into English: from which languages, separated by commas")
-    ] = ",".join(LANGUAGES),
-    pixels: Annotated[str, typer.Option(help="pixel-mnist: in which orders, separated by commas")] = ",".join(PIXELS),
+        str | None, typer.Option(help=f"translation into English, from: {', '.join(LANGUAGES)}; default: all")
+    ] = None,
+    pixels: Annotated[
+        str | None, typer.Option(help=f"pixel-mnist: {', '.join(PIXELS)}, separated by commas; default: both")
+    ] = None,
     quick: Quick = False,
     runs: Annotated[
         int | None,
@@ -127,6 +131,7 @@ def train_command(
     forget_bias: Annotated[float | None, typer.Option(help=HELP["forget_bias"])] = None,
     lr: Annotated[float | None, typer.Option(help=HELP["lr"])] = None,
     module_rate: Annotated[str | None, typer.Option(help=HELP["module_rate"])] = None,
+    condition: Annotated[str | None, typer.Option(help=HELP["condition"])] = None,
     weight_decay: Annotated[float | None, typer.Option(help=HELP["weight_decay"])] = None,
     gamma: Annotated[float | None, typer.Option(help=HELP["gamma"])] = None,
     batch: Annotated[int | None, typer.Option(help=HELP["batch"])] = None,
@@ -177,6 +182,7 @@ def train_command(
         "forget_bias": forget_bias,
         "lr": lr,
         "module_rate": module_rate,
+        "condition": condition,
         "weight_decay": weight_decay,
         "gamma": gamma,
         "batch": batch,
@@ -374,6 +380,21 @@ def inspect_command(
 ) -> None:
     """What is inside a trained model: sizes, gradient condition, gates, gradient flow."""
     commands.inspect(checkpoint, run, to, data, json)
+
+
+@app.command("play")
+def play_command(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of the page on this machine; 0: any free one")] = 8765,
+    out: Annotated[Path, typer.Option("--out", help="folder where trained models are looked for")] = Path("runs"),
+    translation: Annotated[
+        Path | None, typer.Option(help="checkpoint that translates; default: the newest in OUT")
+    ] = None,
+    music: Annotated[Path | None, typer.Option(help="checkpoint that composes; default: the newest in OUT")] = None,
+    data: Data = None,
+    open_: Annotated[bool, typer.Option("--open/--no-open", help="open the page in the browser")] = True,
+) -> None:
+    """A page to try things out in a browser: train, translate, compose. This machine alone, until Ctrl-C."""
+    commands.play(port, out, translation, music, data, open_)
 
 
 def main() -> None:

@@ -76,23 +76,33 @@ class Cluster(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which of the paper's settings, as given on the command line: names and numbers between commas."""
+    """Which of the paper's settings, as given on the command line: names and numbers between commas.
 
-    cells: str | None = None  # None: those the paper compares
-    depths: str = "1,2,5,10"
-    pair: str = ",".join(LANGUAGES)
-    pixels: str = ",".join(PIXELS)
+    What is left out is everything the paper trains, or, quickly, one DMU for each task.
+    """
+
+    cells: str | None = None
+    depths: str | None = None
+    pair: str | None = None
+    pixels: str | None = None
     quick: bool = False
 
     def settings(self, tasks: Sequence[str]) -> list[Setting]:
         """In the paper's order."""
-        cells = self.cells and [check_choice("cell", cell.lower(), published.KINDS) for cell in split(self.cells)]
-        depths = [int(check_choice("depth", d, tuple(map(str, published.DEPTHS)))) for d in split(self.depths)]
-        languages = [check_choice("pair", language.lower(), LANGUAGES) for language in split(self.pair)]
-        pixels = [check_choice("pixels", order.lower(), PIXELS) for order in split(self.pixels)]
+
+        def chosen(name: str, given: str | None, everything: Sequence[str], first: Sequence[str]) -> list[str]:
+            if given is None:
+                return list(first if self.quick else everything)
+            return [check_choice(name, value.lower(), tuple(everything)) for value in split(given)]
+
+        cells = chosen("cell", self.cells, published.KINDS, ["dmu"])
+        depths = chosen("depth", self.depths, [str(depth) for depth in published.DEPTHS], ["1"])
+        languages = chosen("pair", self.pair, LANGUAGES, LANGUAGES[:1])
+        pixels = chosen("pixels", self.pixels, PIXELS, PIXELS[:1])
+        papers = self.cells is None and not self.quick
         found = [
             setting
-            for setting in published.settings(tasks, cells or None, depths)
+            for setting in published.settings(tasks, None if papers else cells, [int(depth) for depth in depths])
             if (setting.task != "translation" or setting.language in languages)
             and (setting.task != "pixel-mnist" or setting.pixels in pixels)
         ]
@@ -496,6 +506,23 @@ def inspect(checkpoint: Path, run: int | None, to: Path | None, data: Path | Non
             print(f"pictures: {', '.join(told['pictures'])}; numbers: {to / 'inspection.json'}")
 
 
+def play(
+    port: int, out: Path, translation: Path | None, music: Path | None, data: Path | None, open_page: bool
+) -> None:
+    """Serve the page to this machine until Ctrl-C."""
+    from deepmemory.lab.play.checkpoints import offer
+    from deepmemory.lab.play.server import Server, open_in_browser
+
+    with Server(port, offer("translation", translation, out, data), offer("polymusic", music, out, data)) as server:
+        print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
+        if open_page:
+            open_in_browser(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nstopped", file=sys.stderr)
+
+
 def split(names: str) -> list[str]:
     """What stands between commas."""
     return [name.strip() for name in names.split(",")]
@@ -524,10 +551,10 @@ def carry_out(
     lost: list[str] = []
     try:
         if cluster is not None and check_choice("--on", cluster.on, ("here", "ray")) == "ray":
-            from deepmemory.lab.fanout import Share, run_on_ray
-
             if watch is not None:
                 raise ValueError("--watch needs the weights here; leave it out with --on ray")
+            from deepmemory.lab.fanout import Share, run_on_ray
+
             share = Share(cluster.group, cluster.cpus, cluster.gpus or float(machine.device.startswith("cuda")))
             lost = run_on_ray(settings, seeds, out, machine, display, track, cluster.address, share)
         else:

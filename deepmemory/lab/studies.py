@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ RUNS_PER_THREAD = 16
 SMALL_NETWORK = 10_000  # weights
 SAVING_SHARE = 10  # a checkpoint is written when this many times as long has passed as writing takes
 
-WATCHED = 10  # times in a study, and after its first epoch
+WATCHED = 10  # times in a study, and before and after its first epoch
 
 Tracker = Callable[[Setting, Epoch], None]
 Watch = Callable[[Trainer, Group], dict[str, list[float]]]  # numbers by name for each run of the stack
@@ -37,13 +37,13 @@ class Observers(NamedTuple):
     watch: Watch | None = None
 
 
-def write_watch(records: Records, study: int, epoch: Epoch, group: Group, values: dict[str, list[float]]) -> None:
-    """Record what was seen of the runs that trained in this epoch; others may still be in the stack."""
-    places = [place for place, row in enumerate(group.rows) if group.seeds[row] in epoch.values]
+def write_watch(
+    records: Records, study: int, epoch: int, group: Group, trained: Container[int], values: dict[str, list[float]]
+) -> None:
+    """Record what was seen of the runs, by seed, that trained in this epoch; others may still be in the stack."""
+    places = [place for place, row in enumerate(group.rows) if group.seeds[row] in trained]
     seeds = [group.seeds[group.rows[place]] for place in places]
-    records.write_watch(
-        study, epoch.number, seeds, {name: [of[place] for place in places] for name, of in values.items()}
-    )
+    records.write_watch(study, epoch, seeds, {name: [of[place] for place in places] for name, of in values.items()})
 
 
 def watched(epoch: int, epochs: int) -> bool:
@@ -142,9 +142,10 @@ def share(trainer: Trainer, group: Group | None) -> None:
 
 def fitting_threads(group: Group) -> int:
     """A few small networks are slower on many threads, far slower where other programs run too."""
+    cores = os.cpu_count() or 1
     if sum(weight[0].numel() for weight in group.weights.values()) > SMALL_NETWORK:
-        return os.cpu_count() or 1
-    return max(1, min(os.cpu_count() or 1, len(group.seeds) // RUNS_PER_THREAD))
+        return max(1, cores // 2)
+    return max(1, min(cores, len(group.seeds) // RUNS_PER_THREAD))
 
 
 def recorded_runs(records: Records, setting: Setting) -> list[Run]:
@@ -207,13 +208,15 @@ def train_group(
     """Train one group to its end; after every epoch the database first, then the checkpoint."""
     share(trainer, group)
     records.begin(study, group.seeds, group.epoch, session)
+    if observers.watch is not None and group.epoch == 0:
+        write_watch(records, study, 0, group, group.seeds, observers.watch(trainer, group))
     times = SavingTimes()
     for epoch in training.train(trainer, group):
         states = dict(zip(group.seeds, group.state, strict=True))
         best_epochs = dict(zip(group.seeds, group.best_epoch, strict=True))
         records.write_epoch(study, epoch.number, epoch.values, states, best_epochs, epoch.seconds)
         if observers.watch is not None and watched(epoch.number, trainer.setting.epochs):
-            write_watch(records, study, epoch, group, observers.watch(trainer, group))
+            write_watch(records, study, epoch.number, group, epoch.values, observers.watch(trainer, group))
         if times.due(trainer, group):
             with times.saving():
                 save_checkpoint(path, *training.checkpoint_of(group))

@@ -8,7 +8,10 @@ import pytest
 from lab.stories import told
 from lab.test_cli import error_of, invoke, start, wait_for_epoch
 
+from deepmemory.lab import paper
+from deepmemory.lab.commands import Choice
 from deepmemory.lab.records import Records
+from deepmemory.lab.settings import TASKS
 
 DATA = os.environ.get("DEEPMEMORY_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="the data sets are not here; $DEEPMEMORY_DATA says where they are")
@@ -37,6 +40,13 @@ def test_every_task_goes_from_the_data_to_the_table(task, tmp_path):
         assert all(map(math.isfinite, (value for run in study.runs for value in run.curves[-1])))
         assert all(run.test is not None for run in study.runs)
     assert (tmp_path / "report" / "index.html").exists()
+
+
+@needs_data
+@pytest.mark.parametrize("music", ["jsb-chorales", "musedata", "piano-midi"])
+def test_other_music(music, tmp_path):
+    result = invoke("train", "polymusic", "--music", music, "--limit", 2, "--epochs", 1, *HERE, "--out", tmp_path)
+    assert result.exit_code == 0, result.output
 
 
 @needs_data
@@ -69,3 +79,14 @@ def test_choices_of_the_paper_are_checked(monkeypatch, capsys, tmp_path):
     assert "unknown depth '3'; choose from 1, 2, 5, 10" in wrong("natlang", "--depths", "3")
     assert "unknown pair 'latin'; choose from spanish, portuguese, german" in wrong("translation", "--pair", "latin")
     assert "unknown cell 'dmu-d'" in wrong("natlang", "--cells", "dmu-d")
+
+
+def test_quick_is_one_small_dmu_for_each_task():
+    chosen = Choice(quick=True).settings(TASKS)
+    assert {setting.task for setting in chosen} == set(TASKS)
+    assert {setting.cell for setting in chosen} == {"dmu"}
+    assert len(chosen) == len(TASKS) + 1  # pixels with 96 and with 128 units
+    whole = Choice().settings(TASKS)
+    assert len(whole) == len(paper.settings())
+    assert len(Choice(depths="1,10", cells="dmu,rhn").settings(["natlang", "polymusic"])) == 8
+    assert {setting.pixels for setting in Choice(pixels="permuted").settings(["pixel-mnist"])} == {"permuted"}

@@ -2,13 +2,13 @@
 
 import json
 import re
-import shutil
 import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
 import pytest
+from lab.browser import CHROMIUM, FLAGS
 
 from deepmemory.lab import paper
 from deepmemory.lab.records import Records, first_under
@@ -17,9 +17,6 @@ from deepmemory.lab.report.figures import STYLES, spread_out
 from deepmemory.lab.report.tables import compare_readings, counts_by_epoch, pictures, row, verdicts
 from deepmemory.lab.settings import CELLS, SYNTHETIC, THRESHOLDS, threshold_label
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
 SERIES = ["train_loss", "valid_loss", "valid_accuracy"]
 
 
@@ -232,15 +229,9 @@ def test_the_page_in_a_browser(recorded, tmp_path):
     )
     page = report.page.with_name("noted.html")
     page.write_text(report.page.read_text().replace("</body>", note + "</body>"))
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path}/profile",
-    ]
+    profile = f"--user-data-dir={tmp_path}/profile"
     done = subprocess.run(
-        [CHROMIUM, *flags, "--virtual-time-budget=5000", "--dump-dom", page.as_uri()],
+        [CHROMIUM, *FLAGS, profile, "--virtual-time-budget=5000", "--dump-dom", page.as_uri()],
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert "CONSOLE" not in done.stderr
