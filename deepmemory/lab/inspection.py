@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 import deepmemory as dm
 from deepmemory.gradients import Condition, LayerGates, StateFlow
-from deepmemory.lab import draws
+from deepmemory.lab import draws, paper
 from deepmemory.lab.models import Model
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import Batch, Task
@@ -161,6 +161,7 @@ def as_data(found: Inspection) -> dict[str, Any]:
         "cell": model.setting.cell,
         "run": model.seed,
         "loss": found.loss,
+        "sizes": sizes(model.setting),
         "weights": found.parts,
         "condition": conditions,
         "gates": gates,
@@ -168,6 +169,14 @@ def as_data(found: Inspection) -> dict[str, Any]:
         "remarks": found.remarks,
     }
     return tree_map(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, data)
+
+
+def sizes(setting: Setting) -> dict[str, list[int] | int]:
+    """Of the recurrent block: each layer's state, and what stands between one state and the next."""
+    found: dict[str, list[int] | int] = {"state": list(setting.hidden)}
+    if setting.cell == "dmu":
+        found["hidden layers"] = list(setting.transition)
+    return found | {"linear layers": paper.depth_of(setting)}
 
 
 TABLES = {
@@ -186,6 +195,11 @@ def show(found: Inspection) -> None:
     parts = [{"part": name, "weights": f"{count:,}"} for name, count in found.parts.items()]
     everything = {"part": "all", "weights": f"{sum(found.parts.values()):,}"}
     title = "{task}, {cell}, run {run}: loss {loss:.4g} on some validation sequences".format(**data)
+    of_block = (
+        f"{name} {', '.join(map(str, size)) or 'none' if isinstance(size, list) else size}"
+        for name, size in data["sizes"].items()
+    )
+    title += f"\n{'; '.join(of_block)}"
     for heading, rows in ((title, [*parts, everything]), *((TABLES[name], data[name]) for name in TABLES)):
         if rows:
             shown = [name for name, value in rows[0].items() if not isinstance(value, list)]

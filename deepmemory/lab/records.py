@@ -37,7 +37,7 @@ from torch import Tensor
 import deepmemory as dm
 from deepmemory.lab.settings import THRESHOLDS, Setting, setting_from_json
 
-SCHEMA_VERSION = 3  # 1 has no packed epochs, 2 nothing watched; both are read, and brought up to date when written to
+SCHEMA_VERSION = 4  # older ones are read, and brought up to date when written to: each adds one of the tables below
 SCHEMA = """
 CREATE TABLE study (
     id INTEGER PRIMARY KEY,
@@ -80,11 +80,17 @@ CREATE TABLE packed (
 WATCH = """
 CREATE TABLE IF NOT EXISTS watch (
     run INTEGER NOT NULL REFERENCES run,
-    epoch INTEGER NOT NULL,        -- from 1
+    epoch INTEGER NOT NULL,        -- 0 is before the first
     name TEXT NOT NULL,            -- MODULE.LAYER.WHAT; see inspection.watch
     value REAL,                    -- null where it is nan
     PRIMARY KEY (run, epoch, name)
 ) WITHOUT ROWID
+"""
+PACKED_WATCH = """
+CREATE TABLE IF NOT EXISTS packed_watch (
+    run INTEGER PRIMARY KEY REFERENCES run,
+    "values" BLOB NOT NULL         -- all that was watched of a merged run, in the place of its rows; see pack_watch
+)
 """
 
 STATES = RUNNING, REACHED, SPENT, DIVERGED = "running", "reached", "spent", "diverged"
@@ -170,6 +176,8 @@ class Records:
                 self.db.execute(PACKED)
             if version < 3:
                 self.db.execute(WATCH)
+            if version < 4:
+                self.db.execute(PACKED_WATCH)
             if version < SCHEMA_VERSION:
                 self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
@@ -235,6 +243,7 @@ class Records:
                     )
                 else:
                     self._unpack_epochs(study, run)
+                    self._unpack_watch(run)
                     for table in ("epoch", "watch"):
                         self.db.execute(f"DELETE FROM {table} WHERE run = ? AND epoch > ?", (run, epoch))
                     self.db.execute(
@@ -320,6 +329,13 @@ class Records:
             )
             self.db.execute("DELETE FROM packed WHERE run = ?", (run,))
 
+    def _unpack_watch(self, run: int) -> None:
+        """What was watched of a merged run that goes on is in rows again."""
+        for (blob,) in self.db.execute('SELECT "values" FROM packed_watch WHERE run = ?', (run,)).fetchall():
+            rows = [(run, epoch, name, value) for name, of in unpack_watch(blob).items() for epoch, value in of.items()]
+            self.db.executemany("INSERT OR REPLACE INTO watch VALUES (?, ?, ?, ?)", rows)
+            self.db.execute("DELETE FROM packed_watch WHERE run = ?", (run,))
+
     # --- reading ---------------------------------------------------------------------------------
 
     def studies(self) -> list[Study]:
@@ -385,6 +401,13 @@ class Records:
             ):
                 of_name = found.setdefault(seed, {}).setdefault(name, {})
                 of_name[int(epoch)] = math.nan if value is None else float(value)
+            if self.version >= 4:
+                for seed, blob in self.db.execute(
+                    'SELECT seed, "values" FROM packed_watch JOIN run ON run.id = packed_watch.run '
+                    "JOIN study ON study.id = run.study WHERE key = ? ORDER BY seed",
+                    (key,),
+                ):
+                    found[seed] = unpack_watch(blob)
         return found
 
     def sessions(self) -> dict[int, dict[str, Any]]:
@@ -474,6 +497,17 @@ def unpack_curves(blob: bytes, series: int) -> tuple[tuple[float, ...], ...]:
         plain[place::4] = sorted_bytes[place * count : (place + 1) * count]
     values, epochs = unpack(bytes(plain)), count // series
     return tuple(zip(*(values[first : first + epochs] for first in range(0, count, epochs)), strict=True))
+
+
+def pack_watch(values: Mapping[str, Mapping[int, float]]) -> bytes:
+    """What was watched of a run, by name and epoch, in a third of the room."""
+    return zlib.compress(json.dumps(values).encode(), 9)
+
+
+def unpack_watch(blob: bytes) -> dict[str, dict[int, float]]:
+    """The reverse of :func:`pack_watch`."""
+    found = json.loads(zlib.decompress(blob))
+    return {name: {int(epoch): float(value) for epoch, value in of.items()} for name, of in found.items()}
 
 
 @contextmanager
@@ -663,6 +697,7 @@ def _copy_chosen(
     merged: Records, studies: dict[str, Study], chosen: dict[tuple[str, int], tuple[Records, Study, Run]]
 ) -> None:
     sessions: dict[tuple[Path, int], int] = {}
+    watched: dict[tuple[Path, str], dict[int, dict[str, dict[int, float]]]] = {}
     ids = {
         key: merged._insert(
             "study",
@@ -693,13 +728,10 @@ def _copy_chosen(
         )
         if run.curves:
             merged._insert("packed", run=run_id, **{'"values"': pack_curves(run.curves)})
-        if records.version >= 3:
-            rows = records.db.execute(
-                "SELECT ?, epoch, name, value FROM watch JOIN run ON run.id = watch.run "
-                "JOIN study ON study.id = run.study WHERE key = ? AND seed = ?",
-                (run_id, key, seed),
-            )
-            merged.db.executemany("INSERT INTO watch VALUES (?, ?, ?, ?)", rows)
+        if (records.out, key) not in watched:
+            watched[records.out, key] = records.watched(key)
+        if values := watched[records.out, key].get(seed):
+            merged._insert("packed_watch", run=run_id, **{'"values"': pack_watch(values)})
 
 
 def _copy_checkpoint(records: Records, merged: Records, setting: Setting, seed: int) -> None:

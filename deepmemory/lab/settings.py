@@ -15,6 +15,7 @@ REAL = ("polymusic", "natlang", "translation", "pixel-mnist")
 TASKS = SYNTHETIC + REAL
 ACTIVATIONS = ("leaky_relu", "relu", "tanh", "silu", "gelu")
 NOISES = ("random", "fixed")
+CONDITIONS = ("free", "kept")
 MUSIC = ("nottingham", "jsb-chorales", "musedata", "piano-midi")
 LANGUAGES = ("spanish", "portuguese", "german")
 FEEDBACKS = ("own", "teacher")
@@ -73,6 +74,9 @@ class Setting:
     )
     feedback: str = option("own", "translation: the decoder is fed its own words (own) or the right ones (teacher)")
     pixels: str = option("ordered", "pixel-mnist: row by row (ordered), or mixed in one fixed way (permuted)")
+    condition: str = option(
+        "free", "DMU: the gradient condition is left to training (free) or enforced after every step (kept)"
+    )
     limit: int = option(0, "music, text, pixels: the first so many pieces, words or images of each split; 0 is all")
 
     def __post_init__(self) -> None:
@@ -80,6 +84,7 @@ class Setting:
         check_choice("cell", self.cell, CELLS)
         check_choice("activation", self.activation, ACTIVATIONS)
         check_choice("noise", self.noise, NOISES)
+        check_choice("condition", self.condition, CONDITIONS)
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("music", self.music, MUSIC)
         check_choice("language", self.language, LANGUAGES)
@@ -199,6 +204,7 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "activation": ("cell", ("dmu",)),
     "memory_bias": ("cell", ("dmu",)),
     "module_rate": ("cell", ("dmu",)),
+    "condition": ("cell", ("dmu",)),
     "forget_bias": ("cell", ("lstm",)),
     "depth": ("cell", ("rhn",)),
     "steps": ("task", SYNTHETIC),
@@ -216,6 +222,6 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "limit": ("task", ("polymusic", "natlang", "pixel-mnist")),
 }
 # Settings that came after the first studies: they are part of a study's name where they differ from the default.
-LATER = ("music", "window", "language", "pairs", "feedback", "pixels", "limit")
+LATER = ("music", "window", "language", "pairs", "feedback", "pixels", "limit", "condition")
 DEFAULTS = {f.name: f.default for f in fields(Setting)}
 HELP = {f.name: f.metadata["help"] for cls in (Setting, Machine) for f in fields(cls)}

@@ -204,6 +204,8 @@ class Steps:
             weight.grad = grad.contiguous()  # fused Adam reads it in the weight's own layout
         group.adam.step()
         with torch.no_grad():
+            if trainer.setting.condition == "kept":
+                keep_condition(trainer.network, group.weights)
             self.feed.keep(output)
             self.sums.add_(measures_of(trainer.task, totals))
             self.counter.add_(1)
@@ -223,6 +225,31 @@ class Steps:
         torch.distributed.all_reduce(flat)
         parts = flat.split([tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def keep_condition(network: nn.Module, weights: Weights) -> None:
+    """Scale the rows of z and of the candidate down until the eigenvalues of both products are inside their limits.
+
+    The radius is bounded from above by ``norm(M ** 64) ** (1 / 64)``, which asks nothing of the host.
+    """
+    for name, dmu in network.named_modules():
+        if not isinstance(dmu, dm.DMU):
+            continue
+        prefix = f"{name}." if name else ""
+        for layer in range(dmu.num_layers):
+            later = [weights[f"{prefix}weight_{index}_l{layer}"] for index in range(2, dmu.depth + 1)]
+            *inner, last = [weights[f"{prefix}weight_hh_l{layer}"], *later]
+            limits = (dm.gradients.GATE_LIMIT, dm.gradients.CANDIDATE_LIMIT)
+            for rows, limit in zip(last.chunk(2, 1), limits, strict=True):
+                power = rows.double()  # a product whose norm is far above its radius leaves float32 few digits
+                for matrix in reversed(inner):
+                    power = power @ matrix.double()  # [R, d, d]
+                log_radius = torch.zeros_like(power[:, :1, :1])
+                for squarings in range(7):
+                    norm = torch.linalg.matrix_norm(power)[:, None, None].clamp(min=1e-300)
+                    log_radius += norm.log() / 2**squarings
+                    power = (power / norm) @ (power / norm)
+                rows.mul_((0.999 * limit * torch.exp(-log_radius)).clamp(max=1).to(rows.dtype))
 
 
 def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -> Callable[[], None]:

@@ -2,18 +2,20 @@
 
 import json
 import math
+import signal
 import sqlite3
 
 import pytest
 import torch
 from lab.checkpoints import made, small, train
-from lab.test_cli import invoke
+from lab.test_cli import SMALL, error_of, invoke, start, wait_for_epoch
 
 import deepmemory as dm
-from deepmemory.lab import draws, inspection, models, training
+from deepmemory.lab import draws, inspection, models, studies, training
 from deepmemory.lab.inspection import as_data, ends, inspect, log_ratio, watch
 from deepmemory.lab.models import Model
-from deepmemory.lab.records import Records, merge
+from deepmemory.lab.progress import PlainLines
+from deepmemory.lab.records import DIVERGED, Records, merge
 from deepmemory.lab.settings import Machine
 
 CELLS = {
@@ -43,11 +45,15 @@ def test_every_cell(cell, tmp_path, capsys):
     inspection.show(found)
     shown = capsys.readouterr().out
     assert "log10 ratio" in shown
+    assert data["sizes"]["state"] == list(model.setting.hidden)
+    assert f"state {', '.join(map(str, model.setting.hidden))}; " in shown
+    assert all(f"{name} " in shown for name in ("recurrent", "output"))
     names = {path.stem for path in inspection.draw(found, tmp_path)}
     if cell == "dmu":
         assert len(data["condition"]) == 2 * len(data["gates"]) == 2 * layers
         assert names == {"flow", "gates", "eigenvalues"}
         assert "overwritten" in shown
+        assert "hidden layers 4; linear layers 2" in shown
     else:
         assert names == {"flow"}
         assert data["condition"] == data["gates"] == []
@@ -87,6 +93,21 @@ def test_every_task(task, tmp_path):
     assert [part["module"] for part in data["flow"]] == [part["module"] for part in data["gates"]] == modules
     assert all(math.isfinite(part["log10 ratio"]) and part["first"] > 0 for part in data["flow"])
     assert math.isfinite(data["loss"])
+
+
+def test_pictures_show_what_they_should():
+    found = inspect(fresh(small(transition=(4,), hidden=(5, 3))))
+    (panel,) = inspection.draw_flow(found).axes
+    assert panel.get_yscale() == "log"
+    assert [len(line.get_ydata()) for line in panel.get_lines()] == [26, 26]  # a curve over time for each layer
+    shown = [image.get_array().shape for axes in inspection.draw_gates(found).axes for image in axes.get_images()]
+    assert shown == [(5, 26), (3, 26)]  # unit by step
+    for panel, layer in zip(inspection.draw_eigenvalues(found).axes, found.conditions["recurrent"], strict=True):
+        radii = [math.hypot(line.get_xdata()[0], line.get_ydata()[0]) for line in panel.get_lines()]
+        assert radii == pytest.approx([1.0, 0.5])
+        places = [complex(*place) for points in panel.collections for place in points.get_offsets()]
+        values = [*layer.candidate.eigenvalues.tolist(), *layer.gate.eigenvalues.tolist()]
+        assert places == pytest.approx(values)
 
 
 def test_ratios():
@@ -157,17 +178,23 @@ def test_what_was_watched_is_recorded(tmp_path):
     opened.close()
     merged = merge([tmp_path], tmp_path / "merged")
     assert merged.watched(setting.key)[1] == told[1]
+    merged.begin(study, [1], 1, merged.open_session("cpu", "plain"))  # goes on after it was packed
+    assert merged.watched(setting.key)[1] == {"a": {1: -math.inf}, "b": {1: 1e-300}}
     merged.close()
+    again = merge([tmp_path / "merged"], tmp_path / "again")
+    assert again.watched(setting.key)[1]["a"] == {1: -math.inf}
+    assert math.isnan(again.watched(setting.key)[0]["b"][1])
+    again.close()
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_records_from_before_watching_are_read_and_gone_on_with(tmp_path, version):
     setting = small()
     train(tmp_path, setting)
     with sqlite3.connect(tmp_path / "records.sqlite") as db:
-        db.execute("DROP TABLE watch")
-        if version == 1:
-            db.execute("DROP TABLE packed")
+        for added, table in ((2, "packed"), (3, "watch"), (4, "packed_watch")):
+            if version < added:
+                db.execute(f"DROP TABLE {table}")
         db.execute(f"PRAGMA user_version = {version}")
     db.close()
     opened = Records(tmp_path)
@@ -178,3 +205,62 @@ def test_records_from_before_watching_are_read_and_gone_on_with(tmp_path, versio
     opened.write_watch(opened.open_study(setting, []), 1, [0], {"a": [1.0]})
     assert opened.watched(setting.key) == {0: {"a": {1: 1.0}}}
     opened.close()
+
+
+def watched_in(out):
+    """Everything watched, and the seeds of all runs."""
+    opened = Records(out)
+    (study,) = opened.studies()
+    told = opened.watched(study.setting.key)
+    opened.close()
+    return told, [run.seed for run in study.runs]
+
+
+def test_watched_from_the_command_line_killed_or_not(tmp_path):
+    command = ["paper", "adding", "--cells", "dmu", "--epochs", "25", "--json", *SMALL]
+    killed = start(*command, "--watch", "gradients", "--out", tmp_path / "killed")
+    wait_for_epoch(killed, 5)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    before, _ = watched_in(tmp_path / "killed")
+    assert before
+    assert 24 not in before[0]["recurrent.0.gate"]
+    for name in ("killed", "whole"):
+        assert invoke(*command, "--watch", "gradients", "--out", tmp_path / name).exit_code == 0
+    told, seeds = watched_in(tmp_path / "whole")
+    assert watched_in(tmp_path / "killed") == (told, seeds)
+    assert list(told) == seeds == [0, 1]
+    names = {f"recurrent.0.{what}" for what in ("z radius", "candidate radius", "gate", "saturated", "flow")}
+    for of_run in told.values():
+        assert set(of_run) == names
+        assert all(list(values) == [0, 1, *range(2, 26, 2)] for values in of_run.values())
+    assert told[0] != told[1]
+    assert (tmp_path / "whole" / "report" / "gradients.md").exists()
+
+    assert invoke(*command, "--out", tmp_path / "plain").exit_code == 0
+    assert watched_in(tmp_path / "plain") == ({}, seeds)
+    assert not (tmp_path / "plain" / "report" / "gradients.md").exists()
+
+
+def test_what_cannot_be_watched(tmp_path, monkeypatch, capsys):
+    command = ["train", "adding", "--quick", "--out", tmp_path / "runs"]
+    said = error_of(monkeypatch, capsys, *command, "--watch", "gradients", "--on", "ray")
+    assert said == "error: --watch needs the weights here; leave it out with --on ray\n"
+    said = error_of(monkeypatch, capsys, *command, "--watch", "weights")
+    assert "unknown --watch 'weights'; choose from none, gradients" in said
+    assert not (tmp_path / "runs" / "records.sqlite").exists()
+
+
+def test_a_run_that_diverges_is_watched_to_its_end(tmp_path):
+    setting = small(lr=1e30, epochs=3)
+    task = made(setting)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "task_of", lambda *_: task)
+        studies.run_studies([setting], [0, 1], tmp_path, Machine("cpu", threads=1), PlainLines(), watch=watch)
+    opened = Records(tmp_path)
+    assert {run.state for run in opened.study(setting.key).runs} == {DIVERGED}
+    told = opened.watched(setting.key)
+    opened.close()
+    for of_run in told.values():
+        assert math.isfinite(of_run["recurrent.0.z radius"][0])
+        assert math.isnan(of_run["recurrent.0.z radius"][1])

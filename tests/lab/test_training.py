@@ -264,3 +264,51 @@ def test_a_step_takes_its_number_from_a_tensor():
     fresh = fresh_group(trainer, [0, 1])
     output = training.forward(trainer.network, fresh.weights, (x, lengths), (0, 0))
     torch.testing.assert_close(steps.sums[:, 0], trainer.task.losses(output, target).mean(1).detach())
+
+
+@pytest.mark.parametrize("transition", [(), (4,), (3, 6, 5)])
+@pytest.mark.parametrize("hidden", [(5,), (4, 3)])
+def test_a_condition_that_is_kept_holds_after_every_step(transition, hidden):
+    setting = replace(SMALL, transition=transition, hidden=hidden, lr=0.3, module_rate="same")
+    assert outside(setting)
+    assert not outside(replace(setting, condition="kept"))
+
+
+def outside(setting):
+    """Runs that do not satisfy the gradient condition, after a few steps."""
+    trainer, group, _ = train_all(setting, range(3))
+    found = []
+    for row, seed in enumerate(group.seeds):
+        network = trainer.task.network(setting)
+        network.load_state_dict({name: weight[row].detach() for name, weight in group.weights.items()})
+        if not dm.gradients.condition(network.recurrent).satisfied:
+            found.append(seed)
+    return found
+
+
+def test_a_condition_that_is_satisfied_changes_nothing():
+    network = dm.DMU(2, 4, transition=[3, 5])
+    with torch.no_grad():
+        for weight in network.parameters():
+            weight.mul_(0.3)
+    weights = {name: torch.stack([weight, 10 * weight]) for name, weight in network.state_dict().items()}
+    before = {name: weight.clone() for name, weight in weights.items()}
+    training.keep_condition(network, weights)
+    for name, weight in weights.items():
+        assert torch.equal(weight[0], before[name][0])
+        assert torch.equal(weight[1], before[name][1]) == (name != "weight_3_l0")
+
+
+@pytest.mark.parametrize("depth", [2, 5, 10])
+def test_a_condition_is_kept_where_the_norm_is_far_above_the_radius(depth):
+    torch.manual_seed(0)
+    network = dm.DMU(2, 5, transition=[5] * (depth - 1))
+    weights = {name: 3 * weight.detach()[None] for name, weight in network.named_parameters()}
+    weights["weight_hh_l0"][:, :, 0] *= 1e3
+    weights["weight_hh_l0"][:, 0] *= 1e-3
+    training.keep_condition(network, weights)
+    network.load_state_dict({name: weight[0] for name, weight in weights.items()})
+    found = dm.gradients.condition(network)[0]
+    assert found.satisfied
+    assert found.gate.radius > 0.4  # not scaled down by more than it takes
+    assert found.candidate.radius > 0.8

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deepmemory.lab import paper
 from deepmemory.lab.records import Records
-from deepmemory.lab.report import blocks, figures, markdown, real
+from deepmemory.lab.report import blocks, figures, markdown, real, watched
 from deepmemory.lab.report.scores import Account, accounts
 from deepmemory.lab.report.tables import (
     TITLES,
@@ -92,9 +92,10 @@ def write_report(out: Path | str, to: Path | str | None = None) -> Report:
     records = Records(out)
     try:
         studies, sessions = records.studies(), records.sessions()
+        numbers = {study.setting.key: records.watched(study.setting.key) for study in studies}
     finally:
         records.close()
-    drawn, told = pictures(studies), accounts(studies)
+    drawn, told, seen = pictures(studies), accounts(studies), watched.scenes(studies, numbers)
     if not drawn and not told:
         raise ValueError(f"{out} has no finished epoch to report; train first: dmu paper adding")
     folder = Path(to) if to is not None else Path(out) / "report"
@@ -102,6 +103,7 @@ def write_report(out: Path | str, to: Path | str | None = None) -> Report:
     command = shlex.join(["dmu", "report", "--out", str(out), *(["--to", str(to)] if to is not None else [])])
     made = {picture.name: figures.draw(picture) for picture in drawn}
     made |= {name: figures.draw_curves(panels) for one in told for name, panels in one.curves().items()}
+    made |= {scene.name: watched.draw(scene) for scene in seen}
     files = {name: figures.save(figure, folder / "figures", name) for name, figure in made.items()}
     svg = {name: paths["svg"].read_bytes() for name, paths in files.items()}
 
@@ -116,6 +118,11 @@ def write_report(out: Path | str, to: Path | str | None = None) -> Report:
         parts.append(f'<h1 id="real">{real.TITLE}</h1>\n{blocks.to_html(content, svg)}')
         pages.append(folder / "real.md")
         pages[-1].write_text(blocks.to_markdown([blocks.Heading(real.TITLE, 1), *content]), encoding="utf-8")
+    if seen:
+        content = watched.document(seen, sessions, command)
+        parts.append(f'<h1 id="gradients">{watched.TITLE}</h1>\n{blocks.to_html(content, svg)}')
+        pages.append(folder / "gradients.md")
+        pages[-1].write_text(watched.page(seen, sessions, command), encoding="utf-8")
     report = Report(
         folder / "index.html", pages[0], [path for paths in files.values() for path in paths.values()], [*drawn, *told]
     )
