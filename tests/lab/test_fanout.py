@@ -133,7 +133,7 @@ def test_a_killed_worker_and_a_lost_node(cluster, tmp_path, undisturbed, on_news
     assert deaths == {"worker", "node"}
     assert any(epoch >= 1 for epoch in resumed)  # a group may have run ahead of its node and ended
     assert any("its worker died" in text and "goes on from epoch" in text for text in display.said)
-    assert len(display.said) >= 2
+    assert len(display.said) >= 1  # a worker whose node is lost may live just long enough to end its group
     assert told(tmp_path) == undisturbed
 
 
