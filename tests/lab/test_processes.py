@@ -2,12 +2,16 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 from lab.stories import told
-from lab.test_cli import start
+from lab.test_cli import ENVIRONMENT, ROOT, start
+from lab.two_processes import TASKS, trained
 
+from deepmemory.lab import training
 from deepmemory.lab.records import Records, load_checkpoint
 
 SMALL = ["train", "adding", "--transition", "5", "--steps", "6", "--batch", "7", "--validation", "20", "--test", "20"]
@@ -46,3 +50,21 @@ def test_two_processes_train_what_one_does_and_go_on_from_each_other(tmp_path):
     assert shared == pytest.approx(whole, rel=1e-3, abs=1e-5)
     for name, weight in weights(tmp_path / "one").items():
         torch.testing.assert_close(weights(tmp_path / "two")[name], weight, rtol=1e-3, atol=1e-5)
+
+
+def test_every_task_shares_its_batches(monkeypatch):
+    """Started by torchrun, two processes tell the numbers of one."""
+    script = ROOT / "tests" / "lab" / "two_processes.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(script)]
+    paths = {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    done = subprocess.run(command, env=ENVIRONMENT | paths, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    told_by_two = {}
+    for line in done.stdout.splitlines():
+        if line.startswith("{"):
+            told_by_two |= json.loads(line)
+    assert set(told_by_two) == set(TASKS)
+    monkeypatch.setattr(training, "task_of", training.task_of)  # put back what trained() changes
+    for task, values in told_by_two.items():
+        _, alone = trained(task, devices=1)
+        torch.testing.assert_close(torch.tensor(values), torch.tensor(alone), rtol=1e-3, atol=1e-4)
