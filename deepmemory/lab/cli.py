@@ -34,6 +34,7 @@ Data = Annotated[Path | None, typer.Option("--data", help="folder of local copie
 DataNames = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="which; default: all")]
 Devices = Annotated[int, typer.Option(min=1, help=HELP["devices"])]
 Nodes = Annotated[int, typer.Option(min=1, help=HELP["nodes"])]
+Recompute = Annotated[bool, typer.Option("--recompute", help=HELP["recompute"])]
 Quick = Annotated[bool, typer.Option("--quick", help="one small DMU that learns something in two minutes on a CPU")]
 Checkpoint = Annotated[Path, typer.Argument(help="OUT/checkpoints/STUDY/runs-*.safetensors, or the study's folder")]
 OneRun = Annotated[
@@ -91,6 +92,7 @@ def paper_command(
     threads: Threads = 0,
     devices: Devices = 1,
     nodes: Nodes = 1,
+    recompute: Recompute = False,
     out: Out = Path("runs"),
     tracker: TrackerName = "none",
     watch: WatchName = "none",
@@ -111,7 +113,7 @@ def paper_command(
         "pairs": pairs,
         "feedback": feedback,
     }
-    machine = commands.machine(device, engine, graph, threads, data, devices, nodes)
+    machine = commands.machine(device, engine, graph, threads, data, devices, nodes, recompute)
     choice = commands.Choice(cells, depths, pair, pixels, quick)
     cluster = commands.Cluster(on, address, group, cpus, gpus)
     commands.paper(tasks, choice, changes, set_, runs, seed, machine, out, commands.Eyes(tracker, watch), json, cluster)
@@ -162,6 +164,7 @@ def train_command(
     threads: Threads = 0,
     devices: Devices = 1,
     nodes: Nodes = 1,
+    recompute: Recompute = False,
     out: Out = Path("runs"),
     tracker: TrackerName = "none",
     watch: WatchName = "none",
@@ -204,7 +207,7 @@ def train_command(
         "pixels": pixels,
         "limit": limit,
     }
-    machine = commands.machine(device, engine, graph, threads, data, devices, nodes)
+    machine = commands.machine(device, engine, graph, threads, data, devices, nodes, recompute)
     cluster = commands.Cluster(on, address, group, cpus, gpus)
     commands.train(task, cell, quick, changes, runs, seed, machine, out, commands.Eyes(tracker, watch), json, cluster)
 

@@ -42,7 +42,7 @@ def guard(app: Callable[[], Any]) -> None:
             raise
         print(
             "error: the GPU has too little memory for this. Train fewer runs at once: --runs 10, then the same with "
-            "--seed 10; or take smaller batches: --set batch=16. Every finished epoch is saved",
+            "--seed 10; or keep less: --recompute; or take smaller batches. Every finished epoch is saved",
             file=sys.stderr,
         )
         sys.exit(2)
@@ -110,13 +110,20 @@ class Choice(NamedTuple):
 
 
 def machine(
-    device: str, engine: str, graph: bool, threads: int, data: Path | None = None, devices: int = 1, nodes: int = 1
+    device: str,
+    engine: str,
+    graph: bool,
+    threads: int,
+    data: Path | None = None,
+    devices: int = 1,
+    nodes: int = 1,
+    recompute: bool = False,
 ) -> Machine:
     """Where to compute; an engine that does not exist is refused before anything is made."""
     import deepmemory as dm
 
     check_choice("engine", engine, ("auto", *dm.engines()))
-    return Machine(device, engine, graph, threads, devices, nodes, None if data is None else str(data))
+    return Machine(device, engine, graph, threads, devices, nodes, recompute, None if data is None else str(data))
 
 
 def paper(

@@ -152,6 +152,7 @@ class Machine:
     threads: int = option(0, "CPU threads; 0 chooses by the number of runs")
     devices: int = option(1, "processes on each machine, with a GPU each or on the CPU: they share every batch")
     nodes: int = option(1, "machines that share every batch; see the page on more than one machine")
+    recompute: bool = option(False, "compute inner values again going back instead of keeping them: less memory")
     data: str | None = option(None, "folder of local copies of the data; default: $DEEPMEMORY_DATA")
 
 

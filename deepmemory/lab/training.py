@@ -96,6 +96,9 @@ def make_trainer(setting: Setting, machine: Machine = Machine()) -> Trainer:  # 
         torch.backends.cudnn.allow_tf32 = False
     task = task_of(setting, machine.data)
     network = task.network(setting, machine.engine)
+    for layer in network.modules():
+        if isinstance(layer, dm.DMU | dm.RHN | dm.RNN | dm.GRU | dm.LSTM):
+            layer.recompute = machine.recompute
     with fabric.init_tensor():
         dtype = torch.empty(0).dtype
     graph = machine.graph and fabric.device.type == "cuda" and fabric.world_size == 1

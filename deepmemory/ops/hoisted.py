@@ -52,7 +52,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     pieces = math.gcd(rows, 64)  # a power of two
     while pieces > 1 and (pieces * blocks > BLOCKS or rows < pieces * FEWEST_ROWS):
         pieces //= 2
-    if not left.is_cuda or runs >= pieces:
+    if runs >= pieces:
         return torch.bmm(left.mT, right)
     cut = (pieces, -1)
     sums = [torch.bmm(a.unflatten(0, cut).mT, b.unflatten(0, cut)).sum(0) for a, b in zip(left, right, strict=True)]

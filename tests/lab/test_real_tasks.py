@@ -1,7 +1,9 @@
 """Tasks with real data, on small made data: what is fed, what is counted, what is learnt."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -291,3 +293,38 @@ def test_the_shards_of_a_batch_are_the_batch(task):
         if getattr(whole, name) is not None:
             total = sum(getattr(part, name).sum(1) for part in parts)
             torch.testing.assert_close(total, getattr(whole, name).sum(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("made_data")
+def test_evaluation_in_pieces_is_evaluation_at_once(monkeypatch):
+    """The last piece may hold batches of padding alone."""
+    setting = small("translation", batch=2)
+    trainer = make_trainer(setting, CPU)
+    weights = initial_weights(setting, trainer.task, [4, 9])
+    whole = evaluate(trainer, weights, draws.TEST, [4, 9])
+    monkeypatch.setattr(training, "EVALUATED_AT_ONCE", {"cpu": 2 * 4 * trainer.task.numbers})
+    torch.testing.assert_close(evaluate(trainer, weights, draws.TEST, [4, 9]), whole)
+
+
+def test_the_longest_sequences_of_a_batch_come_first():
+    feed = music().feed(draws.TRAINING, small("polymusic"), SEEDS, 4, torch.float32)
+    for step, shape in enumerate(feed.plan(0)):
+        _, lengths = feed.batch(step, shape).inputs
+        assert (lengths.diff(dim=1) <= 0).all()
+        assert lengths.max() <= shape[0]
+
+
+@pytest.mark.usefixtures("made_data")
+def test_the_last_step_of_an_epoch_can_be_captured(monkeypatch):
+    """Its warm-up must not read the data of steps that do not exist; the GPU's part is played by the CPU."""
+    for name in ("Stream", "current_stream", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, MagicMock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    trainer = replace(make_trainer(small("pixel-mnist"), CPU), graph=True)
+    steps = training.Steps(trainer, fresh_group(trainer, [0]))
+    shapes = steps.feed.plan(0)
+    steps.counter.fill_(len(shapes) - 1)
+    steps.step_of(shapes[-1])
+    assert steps.counter == len(shapes)  # after one step, which a true capture would not execute

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import deepmemory as dm
-from deepmemory.lab import draws, paper, training
+from deepmemory.lab import draws, paper, studies, training
 from deepmemory.lab.network import Network, initial_weights
 from deepmemory.lab.records import DIVERGED, REACHED, RUNNING
 from deepmemory.lab.settings import CELLS, SYNTHETIC, Machine, Setting
@@ -312,3 +312,28 @@ def test_a_condition_is_kept_where_the_norm_is_far_above_the_radius(depth):
     assert found.satisfied
     assert found.gate.radius > 0.4  # not scaled down by more than it takes
     assert found.candidate.radius > 0.8
+
+
+def test_large_checkpoints_are_written_less_often(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(studies.time, "monotonic", lambda: now)
+    trainer = make_trainer(SMALL, CPU)
+    group = fresh_group(trainer, [0])
+    times = studies.SavingTimes()
+    assert times.due(trainer, group)  # the first epoch always
+    with times.saving():
+        now += 2.0
+    now += studies.SAVING_SHARE * 2.0 - 1
+    assert not times.due(trainer, group)
+    group.epoch = SMALL.epochs
+    assert times.due(trainer, group)  # and the last
+    group.epoch, now = 1, now + 2
+    assert times.due(trainer, group)
+
+
+def test_recomputed_values_train_the_same_way():
+    trainer, kept, _ = train_all(SMALL, [0, 1], Machine("cpu"))
+    again, recomputed, _ = train_all(SMALL, [0, 1], Machine("cpu", recompute=True))
+    assert (trainer.network.recurrent.recompute, again.network.recurrent.recompute) == (False, True)
+    for name, weight in kept.weights.items():
+        torch.testing.assert_close(recomputed.weights[name], weight, rtol=1e-3, atol=1e-5)
