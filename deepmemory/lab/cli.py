@@ -47,6 +47,9 @@ DrawSeed = Annotated[int, typer.Option("--seed", min=0, help="another one draws 
 Json = Annotated[bool, typer.Option("--json", help="print JSON lines for machines")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="change any setting; repeatable")]
 WatchName = Annotated[str, typer.Option("--watch", help=f"record more every few epochs: {', '.join(commands.WATCHES)}")]
+AtOnce = Annotated[
+    int, typer.Option(min=1, help="studies that train at the same time on the device, each in its own process")
+]
 On = Annotated[str, typer.Option("--on", help="who trains: here, or ray for a cluster")]
 Address = Annotated[str | None, typer.Option(help="ray: of the cluster, or auto; left out: this machine alone")]
 Group = Annotated[int, typer.Option(min=0, help="ray: runs in one task at most; 0: all on a GPU, 16 for each CPU")]
@@ -96,6 +99,7 @@ def paper_command(
     out: Out = Path("runs"),
     tracker: TrackerName = "none",
     watch: WatchName = "none",
+    at_once: AtOnce = 1,
     on: On = "here",
     address: Address = None,
     group: Group = 0,
@@ -115,7 +119,7 @@ def paper_command(
     }
     machine = commands.machine(device, engine, graph, threads, data, devices, nodes, recompute)
     choice = commands.Choice(cells, depths, pair, pixels, quick)
-    cluster = commands.Cluster(on, address, group, cpus, gpus)
+    cluster = commands.Cluster(on, at_once, address, group, cpus, gpus)
     commands.paper(tasks, choice, changes, set_, runs, seed, machine, out, commands.Eyes(tracker, watch), json, cluster)
 
 
@@ -208,7 +212,7 @@ def train_command(
         "limit": limit,
     }
     machine = commands.machine(device, engine, graph, threads, data, devices, nodes, recompute)
-    cluster = commands.Cluster(on, address, group, cpus, gpus)
+    cluster = commands.Cluster(on, 1, address, group, cpus, gpus)
     commands.train(task, cell, quick, changes, runs, seed, machine, out, commands.Eyes(tracker, watch), json, cluster)
 
 

@@ -66,9 +66,10 @@ class Eyes(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Who trains; all but the first concerns Ray alone."""
+    """Who trains; all but the first two concerns Ray alone."""
 
     on: str = "here"
+    at_once: int = 1  # studies on this machine's device
     address: str | None = None
     group: int = 0  # runs in one task at most
     cpus: float = 1
@@ -545,7 +546,7 @@ def carry_out(
     as_json: bool,
     cluster: Cluster | None = None,
 ) -> list[str]:
-    """Train with a display that fits the output, here or on a cluster; says which groups of runs were given up."""
+    """Train with a display that fits the output, here or on a cluster; says what was given up."""
     from deepmemory.lab import inspection
     from deepmemory.lab.studies import Watch, is_follower, run_studies
 
@@ -557,13 +558,20 @@ def carry_out(
     seeds = range(seed, seed + runs)
     lost: list[str] = []
     try:
-        if cluster is not None and check_choice("--on", cluster.on, ("here", "ray")) == "ray":
+        cluster = cluster or Cluster()
+        if cluster.at_once > 1 and (cluster.on != "here" or machine.devices * machine.nodes > 1):
+            raise ValueError("--at-once shares one device; leave it out with --on ray, --devices and --nodes")
+        if check_choice("--on", cluster.on, ("here", "ray")) == "ray":
             if watch is not None:
                 raise ValueError("--watch needs the weights here; leave it out with --on ray")
             from deepmemory.lab.fanout import Share, run_on_ray
 
             share = Share(cluster.group, cluster.cpus, cluster.gpus or float(machine.device.startswith("cuda")))
             lost = run_on_ray(settings, seeds, out, machine, display, track, cluster.address, share)
+        elif cluster.at_once > 1:
+            from deepmemory.lab.at_once import run_at_once
+
+            lost = run_at_once(cluster.at_once, settings, seeds, out, machine, display, track, watch)
         else:
             run_studies(settings, seeds, out, machine, display, track, watch)
     except KeyboardInterrupt:
@@ -575,7 +583,7 @@ def carry_out(
 
 
 def tell_lost(lost: Sequence[str]) -> None:
-    """Groups that were given up make the command fail, when all else is done."""
+    """Whatever was given up makes the command fail, when all else is done."""
     if lost:
         told = "given up; the rest is recorded, and the same command tries these again:"
         print(told, *lost, sep="\n  ", file=sys.stderr)

@@ -32,8 +32,8 @@ FORMATS = {"loss": ".4f", "perplexity": ".2f", "accuracy": ".4f"}
 class Display(Protocol):
     """Told what happens; shows it in its own way."""
 
-    def plan(self, settings: Sequence[Setting], seeds: Sequence[int]) -> None:
-        """Everything that is going to be trained."""
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
+        """Everything that is going to be trained, so many studies at a time."""
 
     def say(self, text: str) -> None:
         """One line worth reading."""
@@ -151,9 +151,11 @@ class Studies:
 
     def __init__(self) -> None:
         self.studies: dict[str, StudyProgress] = {}
+        self.at_once = 1
 
-    def plan(self, settings: Sequence[Setting], seeds: Sequence[int]) -> None:
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
         """See :class:`Display`."""
+        self.at_once = at_once
         self.studies = {setting.key: StudyProgress(setting, len(seeds)) for setting in settings}
 
     def begin(self, setting: Setting, known: Sequence[Run]) -> None:
@@ -175,7 +177,8 @@ class Studies:
 
     def seconds_left(self) -> float:
         """Of everything planned; a study that has not begun takes as long as others of its task, or of any."""
-        return sum(study.seconds_left(self.typical_rate(study.setting.task)) for study in self.studies.values())
+        left = [study.seconds_left(self.typical_rate(study.setting.task)) for study in self.studies.values()]
+        return max([sum(left) / self.at_once, *left])
 
     def typical_rate(self, task: str) -> float:
         """Epochs per second; 0 while nothing is known."""
@@ -274,9 +277,9 @@ class LiveTable(Studies):
 
         self.live = Live(get_renderable=self.table, refresh_per_second=4)
 
-    def plan(self, settings: Sequence[Setting], seeds: Sequence[int]) -> None:
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
         """See :class:`Display`."""
-        super().plan(settings, seeds)
+        super().plan(settings, seeds, at_once)
         self.live.start()
 
     def say(self, text: str) -> None:

@@ -35,6 +35,7 @@ class Observers(NamedTuple):
     display: Display
     track: Tracker | None = None
     watch: Watch | None = None
+    sharers: Callable[[], int] = lambda: 1  # studies on the device at the moment, this one among them
 
 
 def write_watch(
@@ -59,10 +60,12 @@ def run_studies(
     display: Display,
     track: Tracker | None = None,
     watch: Watch | None = None,
+    sharers: Callable[[], int] = lambda: 1,
 ) -> None:
     """Train every setting with every seed, unless the records have it already; safe to kill and to repeat.
 
     Where several processes share every batch, the first one keeps the records and tells the others what to train.
+    ``sharers`` says how many studies share the device at the moment: each counts as its own that part of the time.
     """
     settings = list(settings)
     if is_follower(settings, machine):
@@ -73,7 +76,7 @@ def run_studies(
         display.plan(settings, seeds)
         for setting in settings:
             with records.lock(setting, display.say):
-                run_study(records, setting, seeds, machine, Observers(display, track, watch))
+                run_study(records, setting, seeds, machine, Observers(display, track, watch, sharers))
     finally:
         torch.set_num_threads(threads)
         records.close()
@@ -214,7 +217,8 @@ def train_group(
     for epoch in training.train(trainer, group):
         states = dict(zip(group.seeds, group.state, strict=True))
         best_epochs = dict(zip(group.seeds, group.best_epoch, strict=True))
-        records.write_epoch(study, epoch.number, epoch.values, states, best_epochs, epoch.seconds)
+        seconds = epoch.seconds / observers.sharers()
+        records.write_epoch(study, epoch.number, epoch.values, states, best_epochs, seconds)
         if observers.watch is not None and watched(epoch.number, trainer.setting.epochs):
             write_watch(records, study, epoch.number, group, epoch.values, observers.watch(trainer, group))
         if times.due(trainer, group):

@@ -45,18 +45,27 @@ FEWEST_ROWS = 512  # of a piece
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Sum over rows of left times right: (R, I, N), (R, I, K) to (R, N, K).
 
-    Sums over very many rows that give small matrices leave most of a GPU idle, so they are cut into pieces, run by run.
+    Sums over very many rows that give small matrices leave most of a GPU idle, so they are cut into pieces: of all
+    runs at once where these follow one another in memory, else run by run.
     """
     runs, rows, n = left.shape
     blocks = -(-n // 64) * -(-right.shape[2] // 64)
+    together = all(t.stride(0) == rows * t.stride(1) for t in (left, right))
+    pieces = pieces_of(rows, blocks * runs if together else blocks)
+    if pieces == 1 or (not together and runs >= pieces):
+        return torch.bmm(left.mT, right)
+    a, b = (t.unflatten(1, (pieces, -1)) for t in (left, right))
+    if together:
+        return torch.bmm(a.flatten(0, 1).mT, b.flatten(0, 1)).unflatten(0, (runs, pieces)).sum(1)
+    return torch.stack([torch.bmm(of_a.mT, of_b).sum(0) for of_a, of_b in zip(a, b, strict=True)])
+
+
+def pieces_of(rows: int, blocks: int) -> int:
+    """Into how many equal parts a sum over so many rows is cut if one part is so many blocks of work."""
     pieces = math.gcd(rows, 64)  # a power of two
     while pieces > 1 and (pieces * blocks > BLOCKS or rows < pieces * FEWEST_ROWS):
         pieces //= 2
-    if runs >= pieces:
-        return torch.bmm(left.mT, right)
-    cut = (pieces, -1)
-    sums = [torch.bmm(a.unflatten(0, cut).mT, b.unflatten(0, cut)).sum(0) for a, b in zip(left, right, strict=True)]
-    return torch.stack(sums)
+    return pieces
 
 
 def hidden_widths(rec: Recurrence, weights: list[Tensor]) -> list[int]:

@@ -58,9 +58,9 @@ class Emulated:
         run = self.library.sweep_back if backward else self.library.sweep_ahead
         run(ctypes.c_void_p(arguments.buffer_info()[0]), blocks, runs)
 
-    def sum_products(self, arguments, blocks, runs):
+    def sum_products(self, arguments, blocks, runs, shared_bytes):
         assert self.library.products_bytes() == 8 * len(arguments)
-        assert self.library.products_shared_bytes() == products.SHARED_BYTES
+        assert self.library.products_shared_bytes() == shared_bytes
         self.library.sum_products(ctypes.c_void_p(arguments.buffer_info()[0]), blocks, runs)
 
 
@@ -266,15 +266,17 @@ def test_products_know_runs_lengths_and_direction(cell, reverse, engine):
     products_of(rec, WEIGHTS[cell], [True] * len(WEIGHTS[cell]), engine, runs=2, lengths=[5, 0, 2])
 
 
-def test_products_of_wide_layers_are_cut_into_tiles(engine):
-    weights = [(70, 130), (70, 67), (70,), (134, 70), (134,)]
+@pytest.mark.parametrize(("d", "size"), [(3, 8), (7, 16), (13, 32), (67, 64)])
+def test_products_are_cut_into_tiles_that_fit_the_layer(d, size, engine):
+    weights = [(d + 1, 2 * size + 2), (d + 1, d), (d + 1,), (2 * d, d + 1), (2 * d,)]
+    assert products.table(Recurrence("dmu"), [torch.empty(w) for w in weights], 1, (True,) * 5).tile.size == size
     products_of(Recurrence("dmu"), weights, [True] * 5, engine)
 
 
 def test_products_of_many_rows_are_cut_into_pieces(engine):
     layer = products.table(Recurrence("dmu"), [torch.empty(shape) for shape in WEIGHTS["dmu"]], 1, (True,) * 5)
-    assert layer.pieces(7 * 11, 1, multiprocessors=132) == 3
-    products_of(Recurrence("dmu"), WEIGHTS["dmu"], [True] * 5, engine, steps=7, batch=11)
+    assert layer.pieces(27 * 11, 1, multiprocessors=132) == 3
+    products_of(Recurrence("dmu"), WEIGHTS["dmu"], [True] * 5, engine, steps=27, batch=11)
 
 
 def test_products_nobody_asks_for_are_left_out(engine):
@@ -336,7 +338,7 @@ def test_little_is_left_to_launch_one_by_one(engine):
 
     rec, names = Recurrence("dmu", "tanh"), []
     weights = [w.float().to(DEVICE) for w in draw_weights(rec, 3, 5, [4], torch.Generator().manual_seed(0))]
-    x, h0 = torch.ones(12, 3, 3, device=DEVICE), torch.zeros(3, 5, device=DEVICE)
+    x, h0 = torch.ones(60, 3, 3, device=DEVICE), torch.zeros(3, 5, device=DEVICE)
     engine(small(2, 1, REGISTERS))
     with Launched():
         y, _, trace = fused.run_forward(rec, "nvrtc", False, True, x, [h0], weights, None)

@@ -83,7 +83,7 @@ class Launcher(Protocol):
     def sweep(self, backward: bool, arguments: array[int], blocks: int, runs: int, threads: int) -> None:
         """Queue one sweep on the current stream."""
 
-    def sum_products(self, arguments: array[int], blocks: int, runs: int) -> None:
+    def sum_products(self, arguments: array[int], blocks: int, runs: int, shared_bytes: int) -> None:
         """Queue all products of a layer on the current stream."""
 
 
@@ -127,7 +127,7 @@ def _layout(shape: Shape, runs: int, batch: int, index: int) -> Plan:
 def _kernels(shape: Shape, layout: Plan, save: bool, index: int) -> Launcher:
     cubin = compiler.compile_to_cubin(layout.defines(shape, save), _device(index).capability)
     with torch.cuda.device(index):
-        return compiler.Kernels(cubin, layout.cluster, layout.shared_bytes, index)
+        return compiler.Kernels(cubin, layout.cluster, layout.shared_bytes, save, index)
 
 
 def forward(
@@ -257,7 +257,7 @@ def _weight_gradients(
     row = [deltas.data_ptr(), x.data_ptr(), *(0 if t is None else t.data_ptr() for t in kept), out.data_ptr()]
     row += (*_strides(x)[:3], steps, batch, rec.reverse, pieces, table.tiles, table.total, *table.terms)
     kernels = _kernels(layer.shape, layer.layout, True, x.device.index)
-    kernels.sum_products(array("q", row), table.tiles * pieces, runs)
+    kernels.sum_products(array("q", row), table.tiles * pieces, runs, table.tile.shared_bytes)
     flat = out.sum(0) if pieces > 1 else out[0]
     asked = [weight for weight, needed in zip(weights, needs, strict=True) if needed]
     grads = iter(torch._utils._unflatten_dense_tensors(flat, asked))

@@ -131,14 +131,15 @@ def _enter_context(device: int) -> c_void_p:
 
 
 class Kernels:
-    """The kernels for one shape and layout, loaded on one device."""
+    """The kernels for one shape and layout, loaded on one device; only those that ``save`` can go back."""
 
-    def __init__(self, cubin: bytes, cluster: int, shared_bytes: tuple[int, int], device: int) -> None:
+    def __init__(self, cubin: bytes, cluster: int, shared_bytes: tuple[int, int], save: bool, device: int) -> None:
         self._context, self._module, self._device = _enter_context(device), c_void_p(), device
         _check(driver().cuModuleLoadData(byref(self._module), cubin), "loading a kernel")
-        self._ahead, self._back, self._products = map(self._find, (b"sweep_ahead", b"sweep_back", b"sum_products"))
+        self._sweeps = [self._find(b"sweep_ahead"), *([self._find(b"sweep_back")] if save else [])]
+        self._products = self._find(b"sum_products") if save else None
         self._shared = shared_bytes
-        for function, size in zip((self._ahead, self._back), shared_bytes, strict=True):
+        for function, size in zip(self._sweeps, shared_bytes, strict=False):
             _check(
                 driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, c_int(size)),
                 f"reserving {size} bytes of shared memory",
@@ -156,12 +157,12 @@ class Kernels:
 
     def sweep(self, backward: bool, arguments: array[int], blocks: int, runs: int, threads: int) -> None:
         """Queue one sweep on the current stream."""
-        function = self._back if backward else self._ahead
-        self._launch(function, blocks, runs, threads, self._shared[backward], arguments)
+        self._launch(self._sweeps[backward], blocks, runs, threads, self._shared[backward], arguments)
 
-    def sum_products(self, arguments: array[int], blocks: int, runs: int) -> None:
+    def sum_products(self, arguments: array[int], blocks: int, runs: int, shared_bytes: int) -> None:
         """Queue all products of a layer on the current stream."""
-        self._launch(self._products, blocks, runs, products.THREADS, products.SHARED_BYTES, arguments)
+        assert self._products is not None, "compiled for sweeps that save nothing"
+        self._launch(self._products, blocks, runs, products.THREADS, shared_bytes, arguments)
 
     def _launch(
         self, function: c_void_p, blocks: int, runs: int, threads: int, shared: int, arguments: array[int]

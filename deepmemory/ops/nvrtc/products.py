@@ -10,8 +10,7 @@ from torch import Tensor
 from deepmemory.ops.nvrtc.plan import Shape
 from deepmemory.ops.recurrence import Recurrence
 
-TILE, CHUNK, THREADS = 64, 32, 256  # as in ``sweep.cu``
-SHARED_BYTES = 4 * 2 * CHUNK * (TILE + 4)
+THREADS = 256  # as in ``sweep.cu``, like all that follows of tiles
 MOST_MULTIPLICATIONS = 10**9  # beyond, the library's products are faster, and long enough to hide their launches
 
 OF_X, OF_STATE, OF_TRACE, OF_ONES = range(4)  # what stands on the right of a product, as in ``sweep.cu``
@@ -56,10 +55,33 @@ def factors(rec: Recurrence, weights: list[Tensor]) -> Iterator[Factors]:
         left, right = left + lefts, right + rights
 
 
+class Tile(NamedTuple):
+    """What a block makes at once."""
+
+    size: int  # outputs, in both directions
+
+    @classmethod
+    def of(cls, shape: Shape) -> Tile:
+        """A thread fetches columns of a tile, so small layers have small ones."""
+        most = max(gates * features for _, features, gates in shape.layers())
+        return cls(next(size for size in (8, 16, 32, 64) if most <= size or size == 64))
+
+    @property
+    def chunk(self) -> int:
+        """Rows in shared memory."""
+        return 2048 // self.size
+
+    @property
+    def shared_bytes(self) -> int:
+        """Both sides of a chunk."""
+        return 4 * 2 * self.chunk * (self.size + 4)
+
+
 class Table(NamedTuple):
     """The products that somebody asks for, as ``struct Products`` of ``sweep.cu`` takes them."""
 
     terms: list[int]  # their number, then eight numbers for each that there is a place for
+    tile: Tile
     tiles: int
     total: int  # elements of all results
     multiplications: int  # for each row of each run
@@ -73,7 +95,7 @@ class Table(NamedTuple):
         """
         blocks = self.tiles * runs
         worth = min(16 * multiprocessors // blocks, runs * rows * self.features // self.total)
-        return max(1, min(max(-(-2 * multiprocessors // blocks), worth), -(-rows // CHUNK)))
+        return max(1, min(max(-(-2 * multiprocessors // blocks), worth), -(-rows // self.tile.chunk)))
 
 
 def terms_of(layers: int) -> int:
@@ -88,7 +110,8 @@ def table(rec: Recurrence, weights: list[Tensor], runs: int, needs: tuple[bool, 
         begins.append(total)
         total += weight.numel() if needed else 0
     wanted = [part for part in factors(rec, weights) if needs[part.weight]]
-    room = terms_of(len(Shape.of(rec, weights).widths))
+    shape = Shape.of(rec, weights)
+    room, tile = terms_of(len(shape.widths)), Tile.of(shape)
     if not wanted or len(wanted) > room:
         return None
     terms, tiles, multiplications = [len(wanted)], 0, 0
@@ -96,8 +119,8 @@ def table(rec: Recurrence, weights: list[Tensor], runs: int, needs: tuple[bool, 
         out = begins[part.weight] + part.row * part.rights
         terms += (part.left, part.lefts, part.source, part.right, part.rights)
         terms += (out, weights[part.weight].numel() // runs, tiles)
-        tiles += -(-part.lefts // TILE) * -(-part.rights // TILE)
+        tiles += -(-part.lefts // tile.size) * -(-part.rights // tile.size)
         multiplications += part.lefts * part.rights
     terms += (0,) * (8 * (room - len(wanted)))
     features = max(part.left + part.lefts for part in wanted)
-    return Table(terms, tiles, total, multiplications, features)
+    return Table(terms, tile, tiles, total, multiplications, features)

@@ -754,8 +754,10 @@ struct Products {          // as Arguments, a row of int64
     int64 terms;
     Term term[TERMS];
 };
-constexpr int TILE = 64;  // of the outputs that a block makes
-constexpr int CHUNK = 32;  // rows in shared memory
+// A block makes TILE x TILE outputs. A thread fetches columns of a tile, so small layers have small ones.
+constexpr int most_outputs(int l) { return l == LAYERS ? 0 : larger(gates(l) * features(l), most_outputs(l + 1)); }
+constexpr int TILE = most_outputs(0) <= 8 ? 8 : most_outputs(0) <= 16 ? 16 : most_outputs(0) <= 32 ? 32 : 64;
+constexpr int CHUNK = 2048 / TILE;  // rows in shared memory
 constexpr int PRODUCT_THREADS = 256;
 constexpr int TILE_STRIDE = TILE + 4;  // neighbouring rows begin in different banks
 constexpr int PRODUCTS_SHARED = 2 * CHUNK * TILE_STRIDE;  // floats
@@ -886,8 +888,10 @@ static_assert(16 * PRODUCT_THREADS <= PRODUCTS_SHARED, "the sums of all threads 
 #define LAYOUT __launch_bounds__(THREADS)
 #endif
 extern "C" __global__ void LAYOUT sweep_ahead(const __grid_constant__ Arguments a) { Ahead(a).run_all(); }
+#if SAVE  // nobody goes back where nothing was saved
 extern "C" __global__ void LAYOUT sweep_back(const __grid_constant__ Arguments a) { Behind(a).run_all(); }
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS) sum_products(const __grid_constant__ Products p) {
     ProductTile(p).run_all();
 }
+#endif
 #endif
