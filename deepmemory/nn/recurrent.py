@@ -363,7 +363,7 @@ class Recurrent(nn.Module):
         """The reverse of :meth:`_initial_state`."""
 
         def join(rows: Sequence[Tensor]) -> Tensor:
-            joined = torch.stack(list(rows))
+            joined = torch.stack(list(rows)) if len(rows) > 1 else rows[0].unsqueeze(0)
             if order is not None:
                 joined = joined.index_select(1, order)
             return joined if batched else joined.squeeze(1)

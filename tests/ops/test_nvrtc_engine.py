@@ -432,10 +432,18 @@ def test_a_thread_without_a_context_enters_the_one_of_torch(monkeypatch):
     monkeypatch.setattr(compiler, "driver", lambda: driver)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
-    kernels = compiler.Kernels(b"", 1, (0, 0), 0)
+    kernels = compiler.Kernels(b"", 1, (0, 0), save=True, device=0)
     driver.calls.clear()
     kernels.sweep(False, array("q", [0]), 1, 1, 32)
     assert driver.calls == ["cuLaunchKernel", "cuCtxSetCurrent", "cuLaunchKernel"]
+
+
+def test_kernels_that_save_nothing_have_no_way_back(monkeypatch):
+    found = []
+    driver = Driver(cuModuleGetFunction=lambda function, module, name: found.append(name) or 0)
+    monkeypatch.setattr(compiler, "driver", lambda: driver)
+    compiler.Kernels(b"", 1, (0, 0), save=False, device=0)
+    assert found == [b"sweep_ahead"]
 
 
 @pytest.mark.parametrize(("outputs", "lanes"), [(25, 1), (50, 2), (76, 3), (128, 4), (136, 3), (192, 3), (250, 4)])
