@@ -315,7 +315,7 @@ class Recurrent(nn.Module):
                 for _ in range(self._directions)
             ]
         given = (hx,) if parts == 1 else hx
-        if not isinstance(given, tuple | list) or len(given) != parts:
+        if not isinstance(given, (tuple, list)) or len(given) != parts:
             raise RuntimeError(f"{type(self).__name__}: hx should be a tuple (h_0, c_0), got {type(hx).__name__}")
         rows = [self._state_rows(part, index, x, batch, batched, order) for index, part in enumerate(given)]
         return list(zip(*rows, strict=True))
@@ -328,7 +328,7 @@ class Recurrent(nn.Module):
         sizes = [self.definition.state_sizes(width)[index] for width in self._widths]
         if self._ragged:
             expected = [(self._directions, size) for size in sizes]
-            if not isinstance(part, tuple | list) or len(part) != len(expected):
+            if not isinstance(part, (tuple, list)) or len(part) != len(expected):
                 raise RuntimeError(
                     f"{name}: layers of different widths take hx as a tuple of {len(expected)} tensors, one per "
                     f"layer, got {type(part).__name__}"

@@ -11,6 +11,10 @@ from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence, Variation
 __all__ = ["ACTIVATIONS", "CELLS", "Recurrence", "Variation", "scan"]
 
 
+# Devices that have autocast; asked here, since older torch cannot ask inside a compiled graph.
+AUTOCAST = tuple(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
+
+
 def scan(
     rec: Recurrence,
     x: Tensor,
@@ -29,7 +33,7 @@ def scan(
     states and computes the rest again in the backward pass. ``variation`` is for the plain engine.
     """
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device in AUTOCAST and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         x, *cast = (t if t.dtype is torch.float64 else t.to(dtype) for t in (x, *state, *weights))
         state, weights = tuple(cast[: len(state)]), cast[len(state) :]

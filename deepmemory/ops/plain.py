@@ -184,7 +184,9 @@ def iterate(
     reverse: bool = False,
 ) -> tuple[Tensor, State]:
     """Apply ``step`` at every real time; past a sequence's length the state stays and y is zero."""
-    if torch.compiler.is_exporting() and (isinstance(inputs.shape[0], torch.SymInt) or inputs.shape[0] > 1):
+    # torch 2.9 says of everything it compiles that it is being exported.
+    exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
+    if exporting and (isinstance(inputs.shape[0], torch.SymInt) or inputs.shape[0] > 1):
         return iterate_in_graph(step, inputs, state, weights, lengths, reverse)
     steps = range(inputs.shape[0])
     outputs: list[Tensor | None] = [None for _ in steps]
