@@ -169,9 +169,10 @@ def start_service(environment: dict[str, str]) -> str | None:
     """Why MPS cannot be used, or None."""
     if shutil.which(CONTROL) is None:
         return f"{CONTROL}, which comes with NVIDIA's driver, was not found"
+    how: dict[str, Any] = {"env": environment, "timeout": 60, "check": True, "capture_output": True}
     try:
-        subprocess.run([CONTROL, "-d"], env=environment, timeout=60, check=True, capture_output=True)
-        subprocess.run([sys.executable, "-c", PROBE], env=environment, timeout=60, check=True, capture_output=True)
+        subprocess.run([CONTROL, "-d"], start_new_session=True, **how)  # Ctrl-C must not reach it before the workers
+        subprocess.run([sys.executable, "-c", PROBE], **how)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{CONTROL} does not work here ({error})"
     return None

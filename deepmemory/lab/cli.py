@@ -246,10 +246,18 @@ def bench_command(
     seconds: Annotated[float, typer.Option(min=0, help="for each contestant at each shape")] = 1.0,
     growth: Annotated[bool, typer.Option(help="also let one size grow at a time")] = False,
     loop: Annotated[bool, typer.Option(help="time the Python loop too")] = True,
+    studies: Annotated[
+        str | None,
+        typer.Option(help="instead: how long the paper's studies of these tasks would take as a Python loop"),
+    ] = None,
+    data: Data = None,
     out: Out = Path("runs"),
 ) -> None:
     """Speed against peers on this machine; checks every result before it prints a time."""
-    commands.bench(device, shapes, precisions, cells, seconds, growth, loop, out)
+    if studies:
+        commands.bench_studies(studies, commands.machine(device, "plain", False, 0, data), out)
+    else:
+        commands.bench(device, shapes, precisions, cells, seconds, growth, loop, out)
 
 
 @data_app.command("list")

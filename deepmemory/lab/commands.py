@@ -323,6 +323,14 @@ def bench(
     print(f"numbers: {file}\npicture: {file.with_suffix('.svg')}")
 
 
+def bench_studies(tasks: str, machine: Machine, out: Path) -> None:
+    """Time a few steps of the paper's studies as a Python loop, for the report on the records in ``out``."""
+    from deepmemory.lab import loop_time
+
+    chosen = [check_choice("task", task, TASKS) for task in split(tasks)]
+    print(f"written: {loop_time.write(with_data(published.settings(chosen), machine.data), machine, out)}")
+
+
 def sweep(
     task: str,
     cell: str,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 
-from deepmemory.lab import paper
+from deepmemory.lab import loop_time, paper
 from deepmemory.lab.records import Records
 from deepmemory.lab.report import blocks, figures, markdown, real, watched
 from deepmemory.lab.report.scores import Account, accounts
@@ -114,7 +114,7 @@ def write_report(out: Path | str, to: Path | str | None = None) -> Report:
         pages.append(folder / "synthetic.md")
         pages[-1].write_text(markdown.document(drawn, computed_on, command), encoding="utf-8")
     if told:
-        content = real.document(told, sessions, command)
+        content = real.document(told, sessions, command, {one.key: one for one in loop_time.read(out)})
         parts.append(f'<h1 id="real">{real.TITLE}</h1>\n{blocks.to_html(content, svg)}')
         pages.append(folder / "real.md")
         pages[-1].write_text(blocks.to_markdown([blocks.Heading(real.TITLE, 1), *content]), encoding="utf-8")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepmemory.lab import paper
+from deepmemory.lab.loop_time import STEPS, LoopTime
 from deepmemory.lab.paper import REAL_RUNS, Spread
 from deepmemory.lab.progress import duration
 from deepmemory.lab.report.blocks import Block, Commands, Heading, Image, Items, Table, Text, table
@@ -48,13 +49,22 @@ WORDS = {True: "agrees", False: "**differs**", None: "open"}
 HOLDS = {True: "holds", False: "**does not hold**"}
 NOTHING = "–"  # noqa: RUF001
 FORMATS = {"loss": ".3f", "perplexity": ".2f", "accuracy": ".3f"}
+LOOP_IN_WORDS = (
+    f"What a Python loop would take is extrapolated from {STEPS} training steps of one run of each study on the same "
+    "kind of machine, with the plain engine, without CUDA graphs, evaluation not counted."
+)
 PARTS = {"translation": "from", "pixel-mnist": "order"}  # what Place.part is
 
 
-def document(found: Sequence[Account], sessions: Mapping[int, Mapping[str, Any]], command: str) -> list[Block]:
-    """The whole part; ``command`` is what writes it."""
-    verdicts = table_verdicts(found)
-    tasks: list[Block] = [block for account in found for block in task_part(account, verdicts, sessions)]
+def document(
+    found: Sequence[Account],
+    sessions: Mapping[int, Mapping[str, Any]],
+    command: str,
+    loops: Mapping[str, LoopTime] | None = None,
+) -> list[Block]:
+    """The whole part; ``command`` is what writes it, ``loops`` how long studies take otherwise, by key."""
+    verdicts, loops = table_verdicts(found), loops or {}
+    tasks: list[Block] = [block for account in found for block in task_part(account, verdicts, sessions, loops)]
     overall = [v for v in verdicts if len(tasks_of(v)) > 1]
     everywhere: list[Block] = [Heading("Over all tasks"), claims_table(overall)] if overall else []
     return [
@@ -78,7 +88,10 @@ def document(found: Sequence[Account], sessions: Mapping[int, Mapping[str, Any]]
         ),
         Items(table_rules_in_words()),
         Heading("Where the numbers of real data come from"),
-        Text(f"Training took {duration(sum(account.seconds for account in found))}, all studies together."),
+        Text(
+            f"Training took {duration(sum(account.seconds for account in found))}, all studies together."
+            + (f" {LOOP_IN_WORDS}" if loops else "")
+        ),
         Items(machines([one.study for account in found for one in account.trained], sessions)),
         Commands(
             [
@@ -188,13 +201,16 @@ def tasks_of(verdict: TableVerdict) -> set[str]:
 
 
 def task_part(
-    account: Account, verdicts: Sequence[TableVerdict], sessions: Mapping[int, Mapping[str, Any]]
+    account: Account,
+    verdicts: Sequence[TableVerdict],
+    sessions: Mapping[int, Mapping[str, Any]],
+    loops: Mapping[str, LoopTime],
 ) -> list[Block]:
     """Figures, tables and statements."""
     blocks: list[Block] = [Heading(TITLES[account.task])]
     blocks += images([one for one in account.trained if one.is_papers or not one.changes])
     for board in account.boards:
-        blocks += board_part(board, sessions)
+        blocks += board_part(board, sessions, loops)
     if account.task == "pixel-mnist":
         blocks += [Text("As printed in the paper; all but the DMU's are other authors' numbers."), pixels_table()]
     own = [v for v in verdicts if tasks_of(v) == {account.task}]
@@ -214,7 +230,7 @@ def images(studies: Sequence[Trained]) -> list[Block]:
     return list(found.values())
 
 
-def board_part(board: Board, sessions: Mapping[int, Mapping[str, Any]]) -> list[Block]:
+def board_part(board: Board, sessions: Mapping[int, Mapping[str, Any]], loops: Mapping[str, LoopTime]) -> list[Block]:
     """One table of the paper beside ours."""
     perplexity = board.measure == "perplexity"
     pixels = board.task == "pixel-mnist"
@@ -255,17 +271,25 @@ def board_part(board: Board, sessions: Mapping[int, Mapping[str, Any]]) -> list[
         text += " Units are the DMU's; the other cells have as many weights."
     if perplexity:
         text += " The perplexity is the mean over batches of exp(cross-entropy), as the authors take it."
-    return [Heading(board.title, 3), Text(text), Table(heads, rows, left), *time_part(board.ours, sessions)]
+    return [Heading(board.title, 3), Text(text), Table(heads, rows, left), *time_part(board.ours, sessions, loops)]
 
 
-def time_part(ours: Sequence[Trained], sessions: Mapping[int, Mapping[str, Any]]) -> list[Block]:
-    """How long the studies of a table trained."""
+def time_part(
+    ours: Sequence[Trained], sessions: Mapping[int, Mapping[str, Any]], loops: Mapping[str, LoopTime]
+) -> list[Block]:
+    """How long the studies of a table trained, and how long a Python loop would have."""
     if not ours:
         return []
     used = {run.session for one in ours for run in one.study.runs}
     on_gpu = all(str(sessions[session]["device"]).startswith("cuda") for session in used)
     kind = "GPU time" if on_gpu else "Training time"
-    return [Text(f"{kind} of the studies in this table: {duration(sum(one.seconds for one in ours))}.")]
+    text = f"{kind} of the studies in this table: {duration(sum(one.seconds for one in ours))}."
+    known = [one for one in ours if one.study.setting.key in loops]
+    if known:
+        seconds = sum(loops[one.study.setting.key].run_seconds * len(one.study.runs) for one in known)
+        which = "" if len(known) == len(ours) else f" for {len(known)} of them"
+        text += f" As a Python loop, one run after another: about {seconds / 3600:.1f} hours{which}."
+    return [Text(text)]
 
 
 def cell_name(line: Line) -> str:
