@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import Synchronized
@@ -57,7 +58,7 @@ def run_at_once(
     display.plan(settings, seeds, count)
     on_gpu = machine.device.startswith("cuda") or (machine.device == "auto" and torch.cuda.is_available())
     if not on_gpu and not machine.threads:
-        machine = Machine(**{**vars(machine), "threads": max(1, (os.cpu_count() or 1) // count)})
+        machine = replace(machine, threads=max(1, (os.cpu_count() or 1) // count))
     context = get_context("spawn")  # a process that has used CUDA cannot be forked
     living = context.Value("i", 0)
     waiting, workers, lost = list(settings), dict[Connection, tuple[Setting, Any]](), list[str]()
@@ -135,7 +136,7 @@ def train_one(
     """Runs in a process of its own."""
     relay = Relay(connection)
     try:
-        run_studies([setting], seeds, out, machine, relay, watch=watch, sharers=lambda: living.value)
+        run_studies([setting], seeds, out, machine, relay, watch=watch, sharers=lambda: max(1, living.value))
     except KeyboardInterrupt:
         pass  # the first process says so
     except Exception as error:
