@@ -426,6 +426,13 @@ def test_asks_the_driver_how_many_clusters_run_at_once(monkeypatch):
     assert sizes == (72, 56)  # as cuda.h has them on 64-bit machines
 
 
+def test_more_rows_than_the_kernels_can_count_are_refused():
+    rec, weights = Recurrence("rnn", bias=False), [torch.empty(4, 3), torch.empty(4, 4)]
+    x = torch.empty(1, 1, 1, 3).expand(2, 2**16, 2**15, 3)
+    with pytest.raises(RuntimeError, match=r"fewer than 4294967296 runs x steps x sequences, got 2 x 65536 x 32768"):
+        nvrtc._layer(rec, x, weights)
+
+
 def test_a_thread_without_a_context_enters_the_one_of_torch(monkeypatch):
     statuses = [compiler.INVALID_CONTEXT, 0]
     driver = Driver(cuLaunchKernel=lambda *_: statuses.pop(0))

@@ -20,6 +20,7 @@ from deepmemory.ops.nvrtc.plan import CLUSTERS, MOST_WARPS, Plan, Shape, plan
 from deepmemory.ops.recurrence import Recurrence
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
+MOST_ROWS = 2**32  # (run, step, sequence), which the kernels count in 32 bits; elements may be more
 
 
 def unavailable() -> str | None:
@@ -103,6 +104,11 @@ _layers: dict[tuple, Layer] = {}
 
 def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> Layer:
     batch, runs, index = x.shape[-2], _runs(x), x.device.index
+    if runs * x.shape[-3] * batch >= MOST_ROWS:
+        raise RuntimeError(
+            f"engine='nvrtc' takes fewer than {MOST_ROWS} runs x steps x sequences, got {runs} x {x.shape[-3]} x "
+            f"{batch}; give it fewer at a time, or use engine='cuda'"
+        )
     key = (rec, runs, batch, index, *[weight.shape for weight in weights])
     layer = _layers.get(key)
     if layer is None:

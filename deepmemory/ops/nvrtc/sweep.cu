@@ -298,11 +298,10 @@ template <int L, bool BACK> struct Panel {
         }
     }
 
-    DEVICE static float total(const float* sums, int row, int n) {
-        float sum = 0.f;
-#pragma unroll
-        for (int s = 0; s < S::slices; ++s) sum += sums[(s * ROWS + row) * S::padded_outputs + n];
-        return sum;
+    // Of COUNT slices from FIRST on, in pairs: a step waits for this chain of additions.
+    template <int FIRST = 0, int COUNT = S::slices> DEVICE static float total(const float* sums, int row, int n) {
+        if constexpr (COUNT == 1) return sums[(FIRST * ROWS + row) * S::padded_outputs + n];
+        else return total<FIRST, COUNT / 2>(sums, row, n) + total<FIRST + COUNT / 2, COUNT - COUNT / 2>(sums, row, n);
     }
 };
 
@@ -375,24 +374,24 @@ DEVICE float slope_from(float saved) {  // from what came out, or the saved slop
 
 template <bool BACK> struct Sweep {
     const Arguments& a;
-    const int rank, run;
-    const int64 first;  // sequence
+    const int rank, run, steps, batch;
+    const int first;  // sequence
+    const int rows;   // that are sequences of the batch
     float* sums;
     int* until;  // [ROWS] steps that are real
-    int64 begin, end;  // of what is not padding in every row; memory outside comes in as zero
+    int begin, end;  // of what is not padding in every row; memory outside comes in as zero
     Panels<BACK> panels;
     int exchange = 0;  // counts what was sent and received; its parity tells the buffer
 
-    DEVICE Sweep(const Arguments& a) : a(a), rank(block_x() % CLUSTER), run(block_y()),
-                                       first(int64(block_x() / CLUSTER) * ROWS) {
+    DEVICE Sweep(const Arguments& a) : a(a), rank(block_x() % CLUSTER), run(block_y()), steps(int(a.steps)),
+                                       batch(int(a.batch)), first(block_x() / CLUSTER * ROWS),
+                                       rows(smaller(batch - first, ROWS)) {
         constexpr int size = ROWS * row_stride<BACK>();
         sums = shared_memory + BARRIERS + 2 * size;
         until = reinterpret_cast<int*>(sums + sums_size<BACK>());
         for (int i = thread_index(); i < 2 * size; i += THREADS) shared_memory[BARRIERS + i] = 0.f;
-        for (int row = thread_index(); row < ROWS; row += THREADS) {
-            const int64 b = first + row;
-            until[row] = b >= a.batch ? 0 : a.lengths ? int(a.lengths[run * a.batch + b]) : int(a.steps);
-        }
+        for (int row = thread_index(); row < ROWS; row += THREADS)
+            until[row] = !in_batch(row) ? 0 : a.lengths ? int(a.lengths[sequence(row)]) : steps;
         panels.load(a, run, reinterpret_cast<float*>(until + ceil_div(ROWS, 4) * 4), rank);
         if (CLUSTER == 1) {
             block_barrier();
@@ -403,16 +402,21 @@ template <bool BACK> struct Sweep {
         int longest = 0;
 #pragma unroll
         for (int row = 0; row < ROWS; ++row) longest = larger(longest, until[row]);
-        begin = a.reverse ? a.steps - longest : 0;
-        end = a.reverse ? a.steps : longest;
+        begin = a.reverse ? steps - longest : 0;
+        end = a.reverse ? steps : longest;
     }
     DEVICE float* buffer(int which) const {
         return shared_memory + BARRIERS + (which & 1) * (ROWS * row_stride<BACK>());
     }
-    DEVICE bool in_batch(int row) const { return first + row < a.batch; }
-    DEVICE int64 sequence(int row) const { return run * a.batch + first + row; }
-    DEVICE int64 at(int64 t, int row) const { return (run * a.steps + t) * a.batch + first + row; }
-    DEVICE int64 time(int64 s) const { return a.reverse ? a.steps - 1 - s : s; }
+    DEVICE bool in_batch(int row) const { return row < rows; }
+    DEVICE int64 sequence(int row) const { return int64(run) * batch + first + row; }
+    // Where an element of a step is in [R, T, B, WIDTH]. A step waits for address arithmetic too: rows (r, t, b) are
+    // counted in 32 bits, which the host makes sure of, and one wide multiplication makes elements of them.
+    template <int WIDTH> DEVICE int64 at(int t, int row, int feature) const {
+        const unsigned plane = (unsigned(run) * steps + t) * batch + first;
+        return int64(plane) * WIDTH + (row * WIDTH + feature);
+    }
+    DEVICE int time(int s) const { return a.reverse ? steps - 1 - s : s; }
 
     // Calls visit(e, row, feature) for each element of `F` features that this thread finishes.
     template <int F, class Visit> DEVICE void for_own(Visit visit) const {
@@ -454,22 +458,24 @@ template <bool BACK> struct Sweep {
 struct Ahead : Sweep<false> {
     float h[OWN], c[CELL == LSTM ? OWN : 1];
     float x[elements(features(0)) * gates(0)];  // of the step to come, fetched one step early
+    static constexpr int TRACED = CELL == DMU || CELL == RHN ? 2 : CELL == GRU ? 4 : CELL == LSTM ? 5 : 0;
 
     DEVICE Ahead(const Arguments& a) : Sweep(a) {}
 
-    DEVICE void fetch(int64 s) {
-        const int64 t = time(s);
+    DEVICE void fetch(int s) {
+        const int t = time(s);
         for_own<features(0)>([&](int e, int row, int feature) {
 #pragma unroll
             for (int g = 0; g < gates(0); ++g)
                 x[e * gates(0) + g] =
-                    s < a.steps && in_batch(row)
-                        ? a.projected[at(t, row) * (gates(0) * features(0)) + g * features(0) + feature] : 0.f;
+                    s < steps && in_batch(row)
+                        ? a.projected[at<gates(0) * features(0)>(t, row, g * features(0) + feature)] : 0.f;
         });
     }
 
-    template <int L> DEVICE void layer(int64 s, int64 t) {
+    template <int L> DEVICE void layer(int s, int t) {
         constexpr int F = features(L), G = gates(L), own = slice(F);
+        constexpr bool hidden = CELL == DMU && L < LAYERS - 1;
         multiply<L>();
         float before[elements(F) * G];  // what the gates see
         for_own<F>([&](int e, int row, int feature) {
@@ -479,63 +485,73 @@ struct Ahead : Sweep<false> {
                 if (L == 0 && CELL != GRU) before[e * G + g] += x[e * G + g];
             }
         });
-        if constexpr (CELL == DMU && L < LAYERS - 1) {
-            for_own<F>([&](int e, int row, int feature) {
-                const float out = activate(before[e]);
-                if (SAVE && in_batch(row)) {
-                    float* step = a.trace + at(t, row) * TRACE + widths_before(L) + feature;
-                    const bool real = t < until[row];
-                    step[0] = real ? out : 0.f;
-                    if (SLOPES) step[HIDDEN] = real ? slope_at(before[e]) : 0.f;
-                }
-                send(row, feature, out);
-            });
-        } else {
-            for_own<D>([&](int e, int row, int feature) { update<L>(t, e, row, feature, before + e * G); });
-        }
-        if constexpr (L == 0) fetch(s + 1);
+        if constexpr (L == 0 && CELL != GRU) fetch(s + 1);
+        constexpr int count = hidden ? (SLOPES ? 2 : 1) : TRACED;
+        float saved[elements(F) * larger(1, count)];  // for the trace
+        for_own<F>([&](int e, int row, int feature) {
+            const bool real = t < until[row];
+            float* keep = saved + e * count;
+            if constexpr (hidden) {
+                keep[0] = activate(before[e]);
+                if (SLOPES) keep[SLOPES] = slope_at(before[e]);
+                send(row, feature, keep[0]);
+            } else {
+                const float next = update(e, real, before + e * G, keep);
+                h[e] = real ? next : h[e];
+                send(row, feature, h[e]);
+            }
+        });
+        // The other warps wait for what was sent: they get it before memory does. Blocks of a cluster wait longer.
+        if (CLUSTER > 1) store<L>(t, saved);
+        if constexpr (L == 0 && CELL == GRU) fetch(s + 1);
         all_sent<F>();
+        if (CLUSTER == 1) store<L>(t, saved);
         if constexpr (L + 1 < LAYERS) layer<L + 1>(s, t);
     }
 
-    // The new state of one element.
-    template <int L> DEVICE void update(int64 t, int e, int row, int feature, const float* v) {
-        const bool real = t < until[row];
-        float saved[5] = {0.f, 0.f, 0.f, 0.f, 0.f};
-        if (real) {
-            if constexpr (CELL == DMU) {
-                const Gate keep = gate(v[0]);
-                saved[0] = v[0], saved[1] = tanh_of(v[1]);
-                h[e] = h[e] * keep.open + saved[1] * keep.shut;
-            } else if constexpr (CELL == RHN) {
-                const Gate open = gate(v[1]);
-                saved[0] = tanh_of(v[0]), saved[1] = open.open;
-                h[e] = saved[0] * open.open + h[e] * open.shut;
-            } else if constexpr (CELL == RNN) {
-                h[e] = activate(v[0]);
-            } else if constexpr (CELL == GRU) {
-                const float* of_x = x + e * 3;
-                const Gate keep = gate(of_x[1] + v[1]);
-                saved[0] = sigmoid(of_x[0] + v[0]), saved[1] = keep.open, saved[3] = v[2];
-                saved[2] = tanh_of(of_x[2] + saved[0] * v[2]);
-                h[e] = h[e] * keep.open + saved[2] * keep.shut;
-            } else {
-                saved[0] = sigmoid(v[0]), saved[1] = sigmoid(v[1]), saved[2] = tanh_of(v[2]), saved[3] = sigmoid(v[3]);
-                c[e] = saved[1] * c[e] + saved[0] * saved[2];
-                saved[4] = c[e];
-                h[e] = saved[3] * tanh_of(c[e]);
-            }
+    // The new state of one element from what its gates see, and what the way back wants to know of it.
+    DEVICE float update(int e, bool real, const float* v, float* saved) {
+        if constexpr (CELL == DMU) {
+            const Gate keep = gate(v[0]);
+            saved[0] = v[0], saved[1] = tanh_of(v[1]);
+            return h[e] * keep.open + saved[1] * keep.shut;
+        } else if constexpr (CELL == RHN) {
+            const Gate open = gate(v[1]);
+            saved[0] = tanh_of(v[0]), saved[1] = open.open;
+            return saved[0] * open.open + h[e] * open.shut;
+        } else if constexpr (CELL == RNN) {
+            return activate(v[0]);
+        } else if constexpr (CELL == GRU) {
+            const float* of_x = x + e * 3;
+            const Gate keep = gate(of_x[1] + v[1]);
+            saved[0] = sigmoid(of_x[0] + v[0]), saved[1] = keep.open, saved[3] = v[2];
+            saved[2] = tanh_of(of_x[2] + saved[0] * v[2]);
+            return h[e] * keep.open + saved[2] * keep.shut;
+        } else {
+            saved[0] = sigmoid(v[0]), saved[1] = sigmoid(v[1]), saved[2] = tanh_of(v[2]), saved[3] = sigmoid(v[3]);
+            saved[4] = saved[1] * c[e] + saved[0] * saved[2];
+            c[e] = real ? saved[4] : c[e];
+            return saved[3] * tanh_of(saved[4]);
         }
-        if (SAVE && TRACE && in_batch(row)) {
-            constexpr int base = CELL == DMU ? AFTER_HIDDEN : CELL == RHN ? 2 * D * L : 0;
-            constexpr int count = CELL == DMU || CELL == RHN ? 2 : CELL == GRU ? 4 : CELL == LSTM ? 5 : 0;
-            float* step = a.trace + at(t, row) * TRACE + feature;
+    }
+
+    // What a layer leaves in global memory.
+    template <int L> DEVICE void store(int t, const float* saved) {
+        constexpr bool hidden = CELL == DMU && L < LAYERS - 1;
+        constexpr int count = hidden ? (SLOPES ? 2 : 1) : TRACED;
+        constexpr int apart = hidden ? HIDDEN : D;
+        constexpr int base = hidden ? widths_before(L) : CELL == DMU ? AFTER_HIDDEN : CELL == RHN ? 2 * D * L : 0;
+        for_own<features(L)>([&](int e, int row, int feature) {
+            if (!in_batch(row)) return;
+            const bool real = t < until[row];
+            if (SAVE && count) {
+                float* step = a.trace + at<TRACE>(t, row, feature);
 #pragma unroll
-            for (int k = 0; k < count; ++k) step[base + k * D] = saved[k];
-            if (CELL == RHN && L < LAYERS - 1) step[2 * D * LAYERS + L * D] = real ? h[e] : 0.f;
-        }
-        if (L == LAYERS - 1 && in_batch(row)) a.y[at(t, row) * D + feature] = real ? h[e] : 0.f;
-        send(row, feature, h[e]);
+                for (int k = 0; k < count; ++k) step[base + k * apart] = real ? saved[e * count + k] : 0.f;
+                if (CELL == RHN && L < LAYERS - 1) step[2 * D * LAYERS + L * D] = real ? h[e] : 0.f;
+            }
+            if (L == LAYERS - 1) a.y[at<D>(t, row, feature)] = real ? h[e] : 0.f;
+        });
     }
 
     DEVICE void run_all() {
@@ -547,7 +563,7 @@ struct Ahead : Sweep<false> {
         for_own<D>([&](int e, int row, int feature) { send(row, feature, h[e]); });
         fetch(begin);
         all_sent<D>();
-        for (int64 s = begin; s < end; ++s) layer<0>(s, time(s));
+        for (int s = begin; s < end; ++s) layer<0>(s, time(s));
         for_own<D>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;
             a.h_n[sequence(row) * D + feature] = h[e];
@@ -563,30 +579,30 @@ struct Behind : Sweep<true> {
     float dh[OWN], dc[CELL == LSTM ? OWN : 1];
     // Of the step to come, fetched one step early: gradient of y, state before the step, gates.
     float grad[OWN], h_before[OWN], values[OWN * VALUES];
+    const float* grad_y[OWN];  // of time 0
     // Of this step, fetched at its start: hidden activations or slopes of a dmu, inner values of an rhn.
     static constexpr int INNER = (CELL == DMU ? 1 : CELL == RHN ? 3 : 0) * elements_before(LAYERS - 1);
     float inner[INNER ? INNER : 1];
 
     DEVICE Behind(const Arguments& a) : Sweep(a) {}
 
-    DEVICE float state_before(const float* start, const float* later, int stride, int64 s, int row, int feature) const {
-        const int64 t = time(s), before = a.reverse ? t + 1 : t - 1;
+    template <int WIDTH>
+    DEVICE float state_before(const float* start, const float* later, int s, int row, int feature) const {
+        const int t = time(s), before = a.reverse ? t + 1 : t - 1;
         if (s == 0 || before >= until[row]) return start[sequence(row) * D + feature];
-        return later[at(before, row) * stride + feature];
+        return later[at<WIDTH>(before, row, feature)];
     }
 
-    DEVICE void fetch(int64 s) {
+    DEVICE void fetch(int s) {
         for_own<D>([&](int e, int row, int feature) {
             grad[e] = h_before[e] = 0.f;
 #pragma unroll
             for (int k = 0; k < VALUES; ++k) values[e * VALUES + k] = 0.f;
             if (s < 0 || time(s) >= until[row]) return;
-            const int64 t = time(s);
-            if (a.grad_y)
-                grad[e] = a.grad_y[run * a.grad_y_run + t * a.grad_y_step + (first + row) * a.grad_y_row +
-                                   feature * a.grad_y_feature];
-            if (CELL != RHN || LAYERS == 1) h_before[e] = state_before(a.h0, a.y, D, s, row, feature);
-            const float* step = a.trace + at(t, row) * TRACE + feature;
+            const int t = time(s);
+            if (a.grad_y) grad[e] = grad_y[e][t * a.grad_y_step];
+            if (CELL != RHN || LAYERS == 1) h_before[e] = state_before<D>(a.h0, a.y, s, row, feature);
+            const float* step = a.trace + at<TRACE>(t, row, feature);
             float* v = values + e * VALUES;
             if constexpr (CELL == DMU) {
                 v[0] = step[AFTER_HIDDEN], v[1] = step[AFTER_HIDDEN + D];
@@ -594,26 +610,26 @@ struct Behind : Sweep<true> {
                 v[0] = step[2 * D * (LAYERS - 1)], v[1] = step[2 * D * (LAYERS - 1) + D];
                 if (LAYERS > 1) h_before[e] = step[2 * D * LAYERS + (LAYERS - 2) * D];
             } else if constexpr (CELL == RNN) {
-                v[0] = a.y[at(t, row) * D + feature];
+                v[0] = a.y[at<D>(t, row, feature)];
             } else {
 #pragma unroll
                 for (int k = 0; k < (CELL == GRU ? 4 : 5); ++k) v[k] = step[k * D];
-                if (CELL == LSTM) v[5] = state_before(a.c0, a.trace + 4 * D, TRACE, s, row, feature);
+                if (CELL == LSTM) v[5] = state_before<TRACE>(a.c0, a.trace + 4 * D, s, row, feature);
             }
         });
     }
 
-    template <int L> DEVICE void fetch_inner(int64 s, int64 t) {
+    template <int L> DEVICE void fetch_inner(int s, int t) {
         if constexpr (L >= 0) {
             for_own<features(L)>([&](int e, int row, int feature) {
                 if (t >= until[row]) return;
-                const float* step = a.trace + at(t, row) * TRACE + feature;
+                const float* step = a.trace + at<TRACE>(t, row, feature);
                 if constexpr (CELL == DMU) {
                     inner[elements_before(L) + e] = step[(SLOPES ? HIDDEN : 0) + widths_before(L)];
                 } else {
                     float* v = inner + 3 * (elements_before(L) + e);
                     v[0] = step[2 * D * L], v[1] = step[2 * D * L + D];
-                    v[2] = L == 0 ? state_before(a.h0, a.y, D, s, row, feature) : step[2 * D * LAYERS + (L - 1) * D];
+                    v[2] = L == 0 ? state_before<D>(a.h0, a.y, s, row, feature) : step[2 * D * LAYERS + (L - 1) * D];
                 }
             });
             fetch_inner<L - 1>(s, t);
@@ -654,29 +670,38 @@ struct Behind : Sweep<true> {
     }
 
     // From the gradient of the state after layer L of a step to that before it; L counts down.
-    template <int L> DEVICE void state_layer(int64 s, int64 t) {
+    template <int L> DEVICE void state_layer(int s, int t) {
         constexpr int G = gates(L);
         constexpr bool top = L == LAYERS - 1;
         if constexpr (top && INNER > 0) fetch_inner<LAYERS - 2>(s, t);
-        float carry[OWN];
+        float carry[OWN], deltas[OWN * 4];
         for_own<D>([&](int e, int row, int feature) {
-            float delta[4] = {0.f, 0.f, 0.f, 0.f};
-            carry[e] = dh[e];
-            if (t < until[row]) {
-                const float g = top ? dh[e] + grad[e] : dh[e];
-                const float* v = top ? values + e * VALUES : inner + 3 * (elements_before(L) + e);
-                carry[e] = gate_deltas<L>(g, top ? h_before[e] : v[2], v, delta, dc[CELL == LSTM ? e : 0]);
-            }
-            if (in_batch(row)) {
-                float* step = a.deltas + at(t, row) * DELTAS + outputs_before(L) + feature;
+            const bool real = t < until[row];
+            float* delta = deltas + e * 4;
+            const float g = top ? dh[e] + grad[e] : dh[e];
+            const float* v = top ? values + e * VALUES : inner + 3 * (elements_before(L) + e);
+            float of_c = dc[CELL == LSTM ? e : 0];
+            const float skips = gate_deltas<L>(g, top ? h_before[e] : v[2], v, delta, of_c);
+            carry[e] = real ? skips : dh[e];
+            if (CELL == LSTM) dc[e] = real ? of_c : dc[e];
 #pragma unroll
-                for (int g = 0; g < G; ++g) step[g * D] = delta[CELL == GRU && g == 2 ? 3 : g];
-                if (CELL == GRU) step[3 * D] = delta[2];
-            }
+            for (int k = 0; k < (CELL == GRU ? 4 : G); ++k) delta[k] = real ? delta[k] : 0.f;
 #pragma unroll
             for (int g = 0; g < G; ++g) send(row, g * D + feature, delta[g]);
         });
+        const auto store = [&] {
+            for_own<D>([&](int e, int row, int feature) {
+                if (!in_batch(row)) return;
+                const float* delta = deltas + e * 4;
+                float* step = a.deltas + at<DELTAS>(t, row, outputs_before(L) + feature);
+#pragma unroll
+                for (int g = 0; g < G; ++g) step[g * D] = delta[CELL == GRU && g == 2 ? 3 : g];
+                if (CELL == GRU) step[3 * D] = delta[2];
+            });
+        };
+        if (CLUSTER > 1) store();
         all_sent<G * D>();
+        if (CLUSTER == 1) store();
         if constexpr (CELL == DMU && LAYERS > 1) {
             multiply<L>();
             hidden_layer<L - 1>(s, t, carry);
@@ -691,17 +716,23 @@ struct Behind : Sweep<true> {
     }
 
     // A hidden layer of a dmu: the product of the layer above has just been taken.
-    template <int L> DEVICE void hidden_layer(int64 s, int64 t, const float* carry) {
+    template <int L> DEVICE void hidden_layer(int s, int t, const float* carry) {
         constexpr int F = features(L);
+        float delta[elements(F)];
         for_own<F>([&](int e, int row, int feature) {
-            float delta = 0.f;
-            if (t < until[row])
-                delta = total<L + 1>(row, feature - rank * slice(F)) * slope_from(inner[elements_before(L) + e]);
-            if (in_batch(row)) a.deltas[at(t, row) * DELTAS + outputs_before(L) + feature] = delta;
-            send(row, feature, delta);
+            const float of_input = total<L + 1>(row, feature - rank * slice(F));
+            delta[e] = t < until[row] ? of_input * slope_from(inner[elements_before(L) + e]) : 0.f;
+            send(row, feature, delta[e]);
         });
+        const auto store = [&] {
+            for_own<F>([&](int e, int row, int feature) {
+                if (in_batch(row)) a.deltas[at<DELTAS>(t, row, outputs_before(L) + feature)] = delta[e];
+            });
+        };
+        if (CLUSTER > 1) store();
         if constexpr (L == LAYERS - 2) fetch(s - 1);
         all_sent<F>();
+        if (CLUSTER == 1) store();
         multiply<L>();
         if constexpr (L > 0) {
             hidden_layer<L - 1>(s, t, carry);
@@ -716,10 +747,11 @@ struct Behind : Sweep<true> {
         for_own<D>([&](int e, int row, int feature) {
             const bool there = in_batch(row);
             dh[e] = there && a.h_n ? a.h_n[sequence(row) * D + feature] : 0.f;
+            grad_y[e] = a.grad_y + run * a.grad_y_run + (first + row) * a.grad_y_row + feature * a.grad_y_feature;
             if (CELL == LSTM) dc[e] = there && a.c_n ? a.c_n[sequence(row) * D + feature] : 0.f;
         });
         fetch(end - 1);
-        for (int64 s = end - 1; s >= begin; --s) state_layer<LAYERS - 1>(s, time(s));
+        for (int s = end - 1; s >= begin; --s) state_layer<LAYERS - 1>(s, time(s));
         for_own<D>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;
             if (a.grad_h0) a.grad_h0[sequence(row) * D + feature] = dh[e];
