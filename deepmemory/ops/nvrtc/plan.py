@@ -190,9 +190,10 @@ def _spread(layer: tuple[int, int, int], cluster: int, warps: int, backward: boo
         outputs = gates * -(-features // cluster)
     per_lane = outputs_per_lane(outputs)
     quads, groups = -(-inputs // 4), -(-outputs // (32 * per_lane))
-    slices = max(1, min(warps // groups, quads))
+    quads_per_item = -(-quads // max(1, min(warps // groups, quads)))
+    slices = -(-quads // quads_per_item)
     items_per_warp = -(-groups * slices // warps)
-    return _Spread(slices, -(-quads // slices), items_per_warp * per_lane, groups * per_lane * 32)
+    return _Spread(slices, quads_per_item, items_per_warp * per_lane, groups * per_lane * 32)
 
 
 def outputs_per_lane(outputs: int) -> int:

@@ -61,8 +61,9 @@ DEVICE void receive(int bytes, int exchange) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
     unsigned done;
     do {
+        // Of the block's scope: one of the cluster's would also throw away the cache of global memory.
         asm volatile("{\n\t.reg .pred p;\n\t"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
                      "selp.u32 %0, 1, 0, p;\n\t}"
                      : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
     } while (!done);
@@ -140,10 +141,10 @@ struct Spread {
     static constexpr int per_lane = outputs_per_lane(OUTPUTS);
     static constexpr int quads = ceil_div(INPUTS, 4);
     static constexpr int groups = ceil_div(OUTPUTS, 32 * per_lane);
-    static constexpr int slices = larger(1, smaller(WARPS / groups, quads));  // of the inputs
+    static constexpr int quads_per_item = ceil_div(quads, larger(1, smaller(WARPS / groups, quads)));
+    static constexpr int slices = ceil_div(quads, quads_per_item);  // of the inputs, no more than have something to do
     static constexpr int items = groups * slices;
     static constexpr int items_per_warp = ceil_div(items, WARPS);
-    static constexpr int quads_per_item = ceil_div(quads, slices);
     static constexpr int padded_inputs = slices * quads_per_item * 4;
     static constexpr int padded_outputs = groups * per_lane * 32;
     static constexpr int sums = slices * ROWS * padded_outputs;
