@@ -463,48 +463,41 @@ struct Ahead : Sweep<false> {
 
     DEVICE Ahead(const Arguments& a) : Sweep(a) {}
 
-    DEVICE void fetch(int s) {
-        const int t = time(s);
-        for_own<features(0)>([&](int e, int row, int feature) {
+    DEVICE void fetch(int s, int e, int row, int feature) {  // beyond the end or the batch anything that is there will do
+        const float* from = a.projected + at<gates(0) * features(0)>(time(smaller(s, steps - 1)), smaller(row, rows - 1), feature);
 #pragma unroll
-            for (int g = 0; g < gates(0); ++g)
-                x[e * gates(0) + g] =
-                    s < steps && in_batch(row)
-                        ? a.projected[at<gates(0) * features(0)>(t, row, g * features(0) + feature)] : 0.f;
-        });
+        for (int g = 0; g < gates(0); ++g) x[e * gates(0) + g] = from[g * features(0)];
     }
 
     template <int L> DEVICE void layer(int s, int t) {
         constexpr int F = features(L), G = gates(L), own = slice(F);
         constexpr bool hidden = CELL == DMU && L < LAYERS - 1;
-        multiply<L>();
-        float before[elements(F) * G];  // what the gates see
-        for_own<F>([&](int e, int row, int feature) {
-#pragma unroll
-            for (int g = 0; g < G; ++g) {
-                before[e * G + g] = total<L>(row, g * own + feature - rank * own);
-                if (L == 0 && CELL != GRU) before[e * G + g] += x[e * G + g];
-            }
-        });
-        if constexpr (L == 0 && CELL != GRU) fetch(s + 1);
         constexpr int count = hidden ? (SLOPES ? 2 : 1) : TRACED;
         float saved[elements(F) * larger(1, count)];  // for the trace
+        multiply<L>();
         for_own<F>([&](int e, int row, int feature) {
             const bool real = t < until[row];
+            float before[G];  // what the gates see
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                before[g] = total<L>(row, g * own + feature - rank * own);
+                if (L == 0 && CELL != GRU) before[g] += x[e * G + g];
+            }
+            if constexpr (L == 0 && CELL != GRU) fetch(s + 1, e, row, feature);
             float* keep = saved + e * count;
             if constexpr (hidden) {
-                keep[0] = activate(before[e]);
-                if (SLOPES) keep[SLOPES] = slope_at(before[e]);
+                keep[0] = activate(before[0]);
+                if (SLOPES) keep[SLOPES] = slope_at(before[0]);
                 send(row, feature, keep[0]);
             } else {
-                const float next = update(e, real, before + e * G, keep);
+                const float next = update(e, real, before, keep);
                 h[e] = real ? next : h[e];
                 send(row, feature, h[e]);
             }
+            if constexpr (L == 0 && CELL == GRU) fetch(s + 1, e, row, feature);
         });
         // The other warps wait for what was sent: they get it before memory does. Blocks of a cluster wait longer.
         if (CLUSTER > 1) store<L>(t, saved);
-        if constexpr (L == 0 && CELL == GRU) fetch(s + 1);
         all_sent<F>();
         if (CLUSTER == 1) store<L>(t, saved);
         if constexpr (L + 1 < LAYERS) layer<L + 1>(s, t);
@@ -562,7 +555,7 @@ struct Ahead : Sweep<false> {
             if (CELL == LSTM) c[e] = there ? a.c0[sequence(row) * D + feature] : 0.f;
         });
         for_own<D>([&](int e, int row, int feature) { send(row, feature, h[e]); });
-        fetch(begin);
+        for_own<features(0)>([&](int e, int row, int feature) { fetch(begin, e, row, feature); });
         all_sent<D>();
         for (int s = begin; s < end; ++s) layer<0>(s, time(s));
         for_own<D>([&](int e, int row, int feature) {
@@ -587,20 +580,18 @@ struct Behind : Sweep<true> {
 
     DEVICE Behind(const Arguments& a) : Sweep(a) {}
 
+    // What is fetched for padding, or for rows beyond the batch, is read from somewhere and used nowhere.
     template <int WIDTH>
     DEVICE float state_before(const float* start, const float* later, int s, int row, int feature) const {
         const int t = time(s), before = a.reverse ? t + 1 : t - 1;
-        if (s == 0 || before >= until[row]) return start[sequence(row) * D + feature];
-        return later[at<WIDTH>(before, row, feature)];
+        const bool first_step = s == 0 || before >= until[row];
+        return *(first_step ? start + sequence(row) * D + feature : later + at<WIDTH>(before, row, feature));
     }
 
-    DEVICE void fetch(int s) {
-        for_own<D>([&](int e, int row, int feature) {
-            grad[e] = h_before[e] = 0.f;
-#pragma unroll
-            for (int k = 0; k < VALUES; ++k) values[e * VALUES + k] = 0.f;
-            if (s < 0 || time(s) >= until[row]) return;
-            const int t = time(s);
+    DEVICE void fetch(int next) {
+        const int s = larger(next, 0), t = time(s);
+        for_own<D>([&](int e, int any_row, int feature) {
+            const int row = smaller(any_row, rows - 1);
             if (a.grad_y) grad[e] = grad_y[e][t * a.grad_y_step];
             if (CELL != RHN || LAYERS == 1) h_before[e] = state_before<D>(a.h0, a.y, s, row, feature);
             const float* step = a.trace + at<TRACE>(t, row, feature);
@@ -622,8 +613,8 @@ struct Behind : Sweep<true> {
 
     template <int L> DEVICE void fetch_inner(int s, int t) {
         if constexpr (L >= 0) {
-            for_own<features(L)>([&](int e, int row, int feature) {
-                if (t >= until[row]) return;
+            for_own<features(L)>([&](int e, int any_row, int feature) {
+                const int row = smaller(any_row, rows - 1);
                 const float* step = a.trace + at<TRACE>(t, row, feature);
                 if constexpr (CELL == DMU) {
                     inner[elements_before(L) + e] = step[(SLOPES ? HIDDEN : 0) + widths_before(L)];
@@ -748,7 +739,9 @@ struct Behind : Sweep<true> {
         for_own<D>([&](int e, int row, int feature) {
             const bool there = in_batch(row);
             dh[e] = there && a.h_n ? a.h_n[sequence(row) * D + feature] : 0.f;
-            grad_y[e] = a.grad_y + run * a.grad_y_run + (first + row) * a.grad_y_row + feature * a.grad_y_feature;
+            grad[e] = 0.f;
+            grad_y[e] = a.grad_y + run * a.grad_y_run + (first + smaller(row, rows - 1)) * a.grad_y_row +
+                        feature * a.grad_y_feature;
             if (CELL == LSTM) dc[e] = there && a.c_n ? a.c_n[sequence(row) * D + feature] : 0.f;
         });
         fetch(end - 1);
