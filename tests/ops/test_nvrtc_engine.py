@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepmemory.ops import engines, hoisted, nvrtc, plain
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import Plan, Shape, lay_out, outputs_per_lane, plan
+from deepmemory.ops.nvrtc.plan import Plan, Shape, lane_tile, lay_out, plan
 from deepmemory.ops.recurrence import Recurrence
 
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
@@ -194,6 +194,16 @@ def test_weights_may_stay_anywhere(case, place, engine):
     if place == MIXED:  # there must be something to divide
         d, hidden = 24, [24] * len(hidden)
     compare(rec, d, hidden, layout=small(2, 2, place), engine=engine)
+
+
+@pytest.mark.parametrize("place", [REGISTERS, SHARED])
+@pytest.mark.parametrize("case", ["dmu-n2", "rhn-3-reverse"])
+def test_lanes_that_share_rows(case, place, engine):
+    rec, d, hidden = CASES[case]
+    assert lane_tile(2 * -(-d // 2), rows=8)[0] == 4
+    compare(
+        rec, d, hidden, layout=small(8, 2, place), engine=engine, batch=11, steps=3, lengths=[3, 1, 0, 2] * 2 + [3] * 3
+    )
 
 
 @pytest.mark.parametrize("case", ["dmu-n2", "lstm"])
@@ -455,7 +465,14 @@ def test_kernels_that_save_nothing_have_no_way_back(monkeypatch):
 
 @pytest.mark.parametrize(("outputs", "lanes"), [(25, 1), (50, 2), (76, 3), (128, 4), (136, 3), (192, 3), (250, 4)])
 def test_lanes_share_inputs_without_much_padding(outputs, lanes):
-    assert outputs_per_lane(outputs) == lanes
+    assert lane_tile(outputs, rows=1) == (1, lanes)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "rows", "tile"), [(28, 8, (2, 2)), (28, 5, (1, 1)), (25, 6, (2, 2)), (50, 6, (1, 2)), (17, 16, (4, 3))]
+)
+def test_lanes_share_rows_too_where_outputs_are_few(outputs, rows, tile):
+    assert lane_tile(outputs, rows) == tile
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
     sweep = layout.back if backward else layout.ahead
     total = 0.0
     for layer, streamed in zip(shape.layers(), sweep.streamed, strict=True):
-        spread = _spread(layer, layout.cluster, layout.warps, backward)
+        spread = _spread(layer, layout.rows, layout.cluster, layout.warps, backward)
         quads = spread.slices * spread.padded_outputs  # of one input quad each
         total += BARRIER if layout.cluster == 1 else EXCHANGE
         total += layout.rows * 4 * quads * spread.quads_per_item / MULTIPLICATIONS
@@ -150,7 +150,7 @@ def lay_out(
         register_floats = REGISTER_FLOATS["shallow" if len(shape.widths) <= SHALLOW else "deep"]
     sweeps = []
     for backward in (False, True):
-        spreads = [_spread(layer, cluster, warps, backward) for layer in shape.layers()]
+        spreads = [_spread(layer, rows, cluster, warps, backward) for layer in shape.layers()]
         stride = max(spread.padded_inputs for spread in spreads)
         sums = max(spread.slices * rows * spread.padded_outputs for spread in spreads)
         used = BARRIERS + 2 * rows * stride + sums + -(-rows // 4) * 4
@@ -182,21 +182,31 @@ class _Spread:
         return self.slices * self.quads_per_item * 4
 
 
-def _spread(layer: tuple[int, int, int], cluster: int, warps: int, backward: bool) -> _Spread:
+def _spread(layer: tuple[int, int, int], rows: int, cluster: int, warps: int, backward: bool) -> _Spread:
     inputs, features, gates = layer
     if backward:
         inputs, outputs = gates * features, -(-inputs // cluster)
     else:
         outputs = gates * -(-features // cluster)
-    per_lane = outputs_per_lane(outputs)
-    quads, groups = -(-inputs // 4), -(-outputs // (32 * per_lane))
+    row_groups, per_lane = lane_tile(outputs, rows)
+    side_by_side = 32 // row_groups * per_lane
+    quads, groups = -(-inputs // 4), -(-outputs // side_by_side)
     quads_per_item = -(-quads // max(1, min(warps // groups, quads)))
     slices = -(-quads // quads_per_item)
     items_per_warp = -(-groups * slices // warps)
-    return _Spread(slices, quads_per_item, items_per_warp * per_lane, groups * per_lane * 32)
+    return _Spread(slices, quads_per_item, items_per_warp * per_lane, groups * side_by_side)
 
 
-def outputs_per_lane(outputs: int) -> int:
-    """As in ``sweep.cu``."""
-    tight = -(-outputs // 32) * 32
-    return next((n for n in (4, 3, 2) if -(-outputs // (32 * n)) * 32 * n * 3 < 4 * tight), 1)
+def lane_tile(outputs: int, rows: int) -> tuple[int, int]:
+    """As in ``sweep.cu``: groups of lanes that share the rows, and outputs of a lane."""
+    tight, fewest, best = -(-outputs // 32) * 32, 2**30, (1, 1)
+    for row_groups in (1, 2, 4):
+        enough = fewest if row_groups == 1 else fewest * 3 // 4
+        for per_lane in (1, 2, 3, 4):
+            side_by_side = 32 // row_groups * per_lane
+            groups = -(-outputs // side_by_side)
+            reads = groups * (per_lane + rows // row_groups)
+            fits = rows % row_groups == 0 and groups * side_by_side * 3 < 4 * tight
+            if fits and reads <= enough and reads < fewest:
+                fewest, best = reads, (row_groups, per_lane)
+    return best

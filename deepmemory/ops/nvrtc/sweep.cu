@@ -127,26 +127,39 @@ struct Arguments {              // every field has 8 bytes: the host sends a row
 
 // --- Products of a weight slice with the rows' inputs -----------------------------------------------------------
 
-// Outputs of one lane. Reading the inputs from shared memory is what limits a product, and the more outputs share a
-// read the better, as long as padding stays under a third.
-constexpr int outputs_per_lane(int outputs) {
-    const int tight = ceil_div(outputs, 32) * 32;
-    for (int n = 4; n > 1; --n)
-        if (ceil_div(outputs, 32 * n) * 32 * n * 3 < 4 * tight) return n;
-    return 1;
+// What the lanes of a warp multiply: `row_groups` groups of them share the rows, and a lane has `outputs` outputs.
+// Reading from shared memory is what limits a product, so a lane should have outputs and rows in like numbers, as long
+// as padding stays under a third. Groups hold the same weights, and fewer of them in registers: they have to save a
+// quarter of the reads.
+struct LaneTile { int row_groups, outputs; };
+constexpr LaneTile lane_tile(int outputs) {
+    LaneTile best{1, 1};
+    int fewest = 1 << 30;
+    for (int groups = 1; groups <= 4; groups *= 2) {
+        const int enough = groups == 1 ? fewest : fewest * 3 / 4;
+        for (int n = 1; n <= 4 && ROWS % groups == 0; ++n) {
+            const int warps = ceil_div(outputs, 32 / groups * n), padded = warps * (32 / groups) * n;
+            const int reads = warps * (n + ROWS / groups);
+            if (padded * 3 < 4 * (ceil_div(outputs, 32) * 32) && reads <= enough && reads < fewest)
+                fewest = reads, best = {groups, n};
+        }
+    }
+    return best;
 }
 
 template <int INPUTS, int OUTPUTS>  // all inputs, the outputs of this block
 struct Spread {
-    static constexpr int per_lane = outputs_per_lane(OUTPUTS);
+    static constexpr int per_lane = lane_tile(OUTPUTS).outputs;
+    static constexpr int lanes = 32 / lane_tile(OUTPUTS).row_groups;  // side by side over outputs
+    static constexpr int rows = ROWS / lane_tile(OUTPUTS).row_groups;  // of a lane
     static constexpr int quads = ceil_div(INPUTS, 4);
-    static constexpr int groups = ceil_div(OUTPUTS, 32 * per_lane);
+    static constexpr int groups = ceil_div(OUTPUTS, lanes * per_lane);
     static constexpr int quads_per_item = ceil_div(quads, larger(1, smaller(WARPS / groups, quads)));
     static constexpr int slices = ceil_div(quads, quads_per_item);  // of the inputs, no more than have something to do
     static constexpr int items = groups * slices;
     static constexpr int items_per_warp = ceil_div(items, WARPS);
     static constexpr int padded_inputs = slices * quads_per_item * 4;
-    static constexpr int padded_outputs = groups * per_lane * 32;
+    static constexpr int padded_outputs = groups * per_lane * lanes;
     static constexpr int sums = slices * ROWS * padded_outputs;
 };
 
@@ -215,7 +228,7 @@ template <int L, bool BACK> struct Panel {
     // Brings the weights to where they stay; `pool` is what is left of the shared memory.
     DEVICE void load(const float* weight_, const float* turned_, const float* biases, float*& pool, int rank_) {
         rank = rank_, weight = weight_, turned = turned_;
-        const int lane = thread_index() % 32, warp = thread_index() / 32;
+        const int lane = thread_index() % S::lanes, warp = thread_index() / 32;
         Quad* store = reinterpret_cast<Quad*>(pool);
         constexpr int stored = S::slices * shared_quads * S::padded_outputs;
         for (int i = thread_index(); i < stored; i += THREADS) {
@@ -229,7 +242,7 @@ template <int L, bool BACK> struct Panel {
             const int item = warp + i * WARPS, from = item / S::groups;
 #pragma unroll
             for (int j = 0; j < J; ++j) {
-                const int n = (item % S::groups * J + j) * 32 + lane;
+                const int n = (item % S::groups * J + j) * S::lanes + lane;
 #pragma unroll
                 for (int q = 0; q < kept_quads; ++q)
                     kept[(i * kept_quads + q) * J + j] =
@@ -246,19 +259,21 @@ template <int L, bool BACK> struct Panel {
     // sums[slice, row, output] of rows[row, input].
     DEVICE void multiply(const float* rows, float* sums) const {
         constexpr int stride = row_stride<BACK>();
-        constexpr int chains = ROWS * J >= 4 ? 1 : 4 / (ROWS * J);  // of additions that do not wait for one another
-        const int lane = thread_index() % 32, warp = thread_index() / 32;
+        constexpr int K = S::rows;
+        constexpr int chains = K * J >= 4 ? 1 : 4 / (K * J);  // of additions that do not wait for one another
+        const int lane = thread_index() % S::lanes, warp = thread_index() / 32;
+        const int row = thread_index() % 32 / S::lanes * K;  // the first of this lane
 #pragma unroll
         for (int i = 0; i < S::items_per_warp; ++i) {
-            const int item = warp + i * WARPS, n = item % S::groups * J * 32 + lane, from = item / S::groups;
+            const int item = warp + i * WARPS, n = item % S::groups * J * S::lanes + lane, from = item / S::groups;
             if (item >= S::items) break;
-            float sum[ROWS * J * chains];
+            float sum[K * J * chains];
 #pragma unroll
-            for (int k = 0; k < ROWS * J * chains; ++k) sum[k] = k % chains ? 0.f : bias[i * J + k / chains % J];
-            const Quad* in = reinterpret_cast<const Quad*>(rows) + from * S::quads_per_item;
+            for (int k = 0; k < K * J * chains; ++k) sum[k] = k % chains ? 0.f : bias[i * J + k / chains % J];
+            const Quad* in = reinterpret_cast<const Quad*>(rows + row * stride) + from * S::quads_per_item;
             auto add = [&](const Quad (&w)[J], int q) {
 #pragma unroll
-                for (int r = 0; r < ROWS; ++r) {
+                for (int r = 0; r < K; ++r) {
                     const Quad a = in[r * (stride / 4) + q];
 #pragma unroll
                     for (int j = 0; j < J; ++j) {
@@ -280,21 +295,21 @@ template <int L, bool BACK> struct Panel {
 #pragma unroll 4
             for (int q = 0; q < shared_quads; ++q) {
 #pragma unroll
-                for (int j = 0; j < J; ++j) w[j] = shared[(from * shared_quads + q) * S::padded_outputs + n + j * 32];
+                for (int j = 0; j < J; ++j) w[j] = shared[(from * shared_quads + q) * S::padded_outputs + n + j * S::lanes];
                 add(w, kept_quads + q);
             }
 #pragma unroll 4
             for (int q = kept_quads + shared_quads; q < S::quads_per_item; ++q) {
 #pragma unroll
-                for (int j = 0; j < J; ++j) w[j] = quad(from * S::quads_per_item + q, n + j * 32);
+                for (int j = 0; j < J; ++j) w[j] = quad(from * S::quads_per_item + q, n + j * S::lanes);
                 add(w, q);
             }
 #pragma unroll
-            for (int k = 0; k < ROWS * J; ++k) {
+            for (int k = 0; k < K * J; ++k) {
                 float all = sum[k * chains];
 #pragma unroll
                 for (int c = 1; c < chains; ++c) all += sum[k * chains + c];
-                sums[(from * ROWS + k / J) * S::padded_outputs + n + k % J * 32] = all;
+                sums[(from * ROWS + row + k / J) * S::padded_outputs + n + k % J * S::lanes] = all;
             }
         }
     }
