@@ -15,8 +15,9 @@ CLUSTERS = (2, 3, 4, 5, 6, 7, 8, 16)  # 16 is Hopper's largest
 MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
 ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 # What a step takes, in microseconds, roughly as measured on an H200: enough to choose between layouts.
-BARRIER, EXCHANGE = 0.35, 0.75  # a layer's fixed cost in one block, and in a cluster
-MULTIPLICATIONS = 1.1e5  # of one multiprocessor in a microsecond
+BARRIER, EXCHANGE = 0.35, 0.6  # a layer's fixed cost in one block, and in a cluster
+SEND = 3e-4  # of one number to one block
+READ, MULTIPLICATION = 2.1e-3, 5e-4  # of a warp: four numbers for each lane from shared memory; one for each lane
 STREAMED_BYTES = 4e4  # that one multiprocessor reads in a microsecond
 BARRIERS = 4  # floats of shared memory
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
@@ -135,10 +136,15 @@ def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
     total = 0.0
     for layer, streamed in zip(shape.layers(), sweep.streamed, strict=True):
         spread = _spread(layer, layout.rows, layout.cluster, layout.warps, backward)
-        quads = spread.slices * spread.padded_outputs  # of one input quad each
-        total += BARRIER if layout.cluster == 1 else EXCHANGE
-        total += layout.rows * 4 * quads * spread.quads_per_item / MULTIPLICATIONS
-        total += 16 * quads * streamed / STREAMED_BYTES
+        quads = spread.items * spread.quads_per_item  # that some warp multiplies
+        total += quads * max(spread.reads * READ, 4 * spread.products * MULTIPLICATION / 4)  # four warps at a time
+        total += 16 * spread.slices * spread.padded_outputs * streamed / STREAMED_BYTES
+        if layout.cluster == 1:
+            total += BARRIER
+        else:
+            _, features, gates = layer
+            sent = layout.rows * features * (gates if backward else 1)
+            total += EXCHANGE + SEND * sent
     return total
 
 
@@ -173,9 +179,12 @@ class _Spread:
     """The same numbers as ``Spread`` in ``sweep.cu``."""
 
     slices: int
+    items: int
     quads_per_item: int
     quads_kept_per_quad: int  # quads of registers that one quad of inputs takes
     padded_outputs: int
+    reads: int  # of a lane for one quad of inputs: its rows', and its outputs' weights
+    products: int  # of a lane with one input: outputs times rows
 
     @property
     def padded_inputs(self) -> int:
@@ -194,7 +203,16 @@ def _spread(layer: tuple[int, int, int], rows: int, cluster: int, warps: int, ba
     quads_per_item = -(-quads // max(1, min(warps // groups, quads)))
     slices = -(-quads // quads_per_item)
     items_per_warp = -(-groups * slices // warps)
-    return _Spread(slices, quads_per_item, items_per_warp * per_lane, groups * side_by_side)
+    rows_per_lane = rows // row_groups
+    return _Spread(
+        slices,
+        groups * slices,
+        quads_per_item,
+        items_per_warp * per_lane,
+        groups * side_by_side,
+        rows_per_lane + per_lane,
+        rows_per_lane * per_lane,
+    )
 
 
 def lane_tile(outputs: int, rows: int) -> tuple[int, int]:

@@ -61,9 +61,8 @@ DEVICE void receive(int bytes, int exchange) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
     unsigned done;
     do {
-        // Of the block's scope: one of the cluster's would also throw away the cache of global memory.
         asm volatile("{\n\t.reg .pred p;\n\t"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
                      "selp.u32 %0, 1, 0, p;\n\t}"
                      : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
     } while (!done);
