@@ -97,3 +97,18 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "parameter_groups" in (tmp_path / "api.html").read_text()
+
+
+def test_how_much_faster_one_gpu_engine_is_comes_from_the_file():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())["shapes"]
+    times = {
+        (row["shape"]["name"], row["contestant"]): row["as_cuda_graph"]["median_ms"]
+        for row in rows
+        if row["precision"] == "float32" and "as_cuda_graph" in row and "recompute" not in row["contestant"]
+    }
+    ratios = [
+        times[shape, name.replace("nvrtc", "cuda")] / time for (shape, name), time in times.items() if "nvrtc" in name
+    ]
+    told = re.search(r"kernels are (\d+) to (\d+) times faster", (DOCS / "design.md").read_text())
+    assert told
+    assert [int(number) for number in told.groups()] == [round(min(ratios)), round(max(ratios))]

@@ -18,7 +18,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from deepmemory.lab import draws
-from deepmemory.lab.paper import depth_of, kind_of
+from deepmemory.lab.progress import StudyProgress
 from deepmemory.lab.records import versions, write_whole
 from deepmemory.lab.settings import Machine, Setting
 
@@ -71,18 +71,13 @@ def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
         adam.step()
         seconds.append(clock(device) - started)
         feed.keep(tree_map(lambda t: t.detach(), output))
-    name = " ".join(filter(None, (setting.task, part_of(setting), kind_of(setting), str(depth_of(setting)))))
+    name = " ".join(StudyProgress(setting, wanted=1).label)
     return LoopTime(setting.key, name, statistics.median(seconds[1:] or seconds), len(shapes), setting.epochs)
 
 
 def first(value: Any) -> Any:
     """Of the only run."""
     return value[0] if isinstance(value, torch.Tensor) else value
-
-
-def part_of(setting: Setting) -> str:
-    """Of the task, where it has parts."""
-    return {"translation": setting.language, "pixel-mnist": setting.pixels}.get(setting.task, "")
 
 
 def clock(device: torch.device) -> float:

@@ -371,6 +371,12 @@ def test_curves_are_mean_and_range_of_the_runs_that_are_there():
     assert (mean[38], lowest[38], highest[38]) == pytest.approx((106.05, 101.0, 111.1))
 
 
+def test_of_a_long_curve_some_epochs_are_drawn_the_last_among_them():
+    epochs, mean, *_ = curve(trained(made(paper.setting("polymusic", "dmu", 1), [3.6, 3.7])), "valid_loss")
+    assert (epochs[0], epochs[1], epochs[-1], len(epochs)) == (4, 8, 500, 125)
+    assert len(mean) == 125
+
+
 def test_runs_that_never_had_a_number_can_be_drawn():
     (account,) = accounts([made(paper.setting("natlang", "dmu", 1), [math.nan])])
     (panels,) = account.curves().values()

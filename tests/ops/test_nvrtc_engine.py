@@ -463,6 +463,13 @@ def test_kernels_that_save_nothing_have_no_way_back(monkeypatch):
     assert found == [b"sweep_ahead"]
 
 
+@pytest.mark.parametrize(("depth", "floats"), [(1, 64), (2, 64), (3, 32), (10, 32)])
+def test_a_deep_transition_leaves_registers_to_the_rest(depth, floats):
+    case = Shape("dmu", "tanh", 128, (128,) * depth), 2, 1, 16, HOPPER.shared_limit
+    assert lay_out(*case) == lay_out(*case, floats)
+    assert lay_out(*case) != lay_out(*case, floats // 2)
+
+
 @pytest.mark.parametrize(("outputs", "lanes"), [(25, 1), (50, 2), (76, 3), (128, 4), (136, 3), (192, 3), (250, 4)])
 def test_lanes_share_inputs_without_much_padding(outputs, lanes):
     assert lane_tile(outputs, rows=1) == (1, lanes)

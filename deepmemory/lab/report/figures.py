@@ -26,6 +26,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "dmu-c": {"color": "#56B4E9", "linestyle": (0, (7, 2)), "marker": "P"},
 }
 FORMATS = ("svg", "png", "pdf")
+MOST_POINTS = 125  # of a learning curve: more would be closer than a line is wide, and fill megabytes
 
 
 def draw(picture: Picture) -> Any:
@@ -174,13 +175,15 @@ def draw_curves(panels: dict[int, list[scores.Trained]]) -> Any:
 
 
 def curve(one: scores.Trained, series: str) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Epochs, mean, lowest and highest over the runs that had a finite value there."""
+    """Epochs, mean, lowest and highest over the runs that had a finite value there; of very many epochs, some."""
     column = one.study.series.index(series)
     found: list[tuple[int, list[float]]] = []
     for epoch in range(min(one.reached, one.epochs)):
         values = [run.curves[epoch][column] for run in one.begun if epoch < len(run.curves)]
         if finite := [value for value in values if isfinite(value)]:
             found.append((epoch + 1, finite))
+    apart = -(-len(found) // MOST_POINTS)
+    found = found[(len(found) - 1) % apart :: apart] if found else []  # the last one among them
     epochs = [epoch for epoch, _ in found]
     return epochs, [fmean(v) for _, v in found], [min(v) for _, v in found], [max(v) for _, v in found]
 

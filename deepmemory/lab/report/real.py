@@ -89,8 +89,8 @@ def document(
         Items(table_rules_in_words()),
         Heading("Where the numbers of real data come from"),
         Text(
-            f"Training took {duration(sum(account.seconds for account in found))}, all studies together."
-            + (f" {LOOP_IN_WORDS}" if loops else "")
+            f"Training took {duration(sum(account.seconds for account in found))}, all studies together. Of the time "
+            "in which several studies shared a GPU, each counts its part." + (f" {LOOP_IN_WORDS}" if loops else "")
         ),
         Items(machines([one.study for account in found for one in account.trained], sessions)),
         Commands(

@@ -6,7 +6,7 @@
 //
 //     partial sums -> block barrier -> add up, apply the gate, store, send -> receive
 //
-// where a warp multiplies a slice of the inputs with up to 128 outputs and a thread finishes single elements of the slice.
+// where a warp multiplies a slice of the inputs with up to 128 outputs, and a thread finishes single elements.
 // Batch size, length and direction are arguments. Constants of the compiled kernel:
 //
 //   CELL          0 dmu, 1 rhn, 2 rnn, 3 gru, 4 lstm
@@ -294,7 +294,8 @@ template <int L, bool BACK> struct Panel {
 #pragma unroll 4
             for (int q = 0; q < shared_quads; ++q) {
 #pragma unroll
-                for (int j = 0; j < J; ++j) w[j] = shared[(from * shared_quads + q) * S::padded_outputs + n + j * S::lanes];
+                for (int j = 0; j < J; ++j)
+                    w[j] = shared[(from * shared_quads + q) * S::padded_outputs + n + j * S::lanes];
                 add(w, kept_quads + q);
             }
 #pragma unroll 4
@@ -477,8 +478,10 @@ struct Ahead : Sweep<false> {
 
     DEVICE Ahead(const Arguments& a) : Sweep(a) {}
 
-    DEVICE void fetch(int s, int e, int row, int feature) {  // beyond the end or the batch anything that is there will do
-        const float* from = a.projected + at<gates(0) * features(0)>(time(smaller(s, steps - 1)), smaller(row, rows - 1), feature);
+    // Beyond the last step or the batch, anything that is there will do.
+    DEVICE void fetch(int s, int e, int any_row, int feature) {
+        const int t = time(smaller(s, steps - 1)), row = smaller(any_row, rows - 1);
+        const float* from = a.projected + at<gates(0) * features(0)>(t, row, feature);
 #pragma unroll
         for (int g = 0; g < gates(0); ++g) x[e * gates(0) + g] = from[g * features(0)];
     }
