@@ -8,7 +8,7 @@ import math
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,6 +23,8 @@ from torch import Tensor, nn
 import deepmemory as dm
 
 Model = Callable[[Tensor], Tensor]
+
+ENGINES = tuple(dm.engines())
 
 
 @dataclass(frozen=True)
@@ -304,13 +306,15 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
-def contestants(shape: Shape, device: str, mode: str, cells: list[str], slow: bool) -> Iterator[Contestant]:
-    """Our engines that can do the case, and the peers."""
+def contestants(
+    shape: Shape, device: str, mode: str, cells: list[str], slow: bool, engines: Container[str]
+) -> Iterator[Contestant]:
+    """Those of our ``engines`` that can do the case, and the peers."""
     for cell in cells:
         for engine, status in dm.engines().items():
             other_device = engine != "plain" and (engine == "cpu") != (device == "cpu")
             other_precision = engine == "nvrtc" and mode == "bfloat16"
-            if not status.available or other_device or other_precision:
+            if engine not in engines or not status.available or other_device or other_precision:
                 continue
             if engine == "plain" and not (slow and cell == "DMU"):
                 continue
@@ -330,6 +334,7 @@ def bench_shape(
     cells: list[str],
     slow: bool = True,
     done: Callable[[dict[str, Any]], None] = lambda row: print(line(row)),
+    engines: Container[str] = ENGINES,
 ) -> list[dict[str, Any]]:
     """Time every contestant at one shape and hand each result to ``done`` at once; a wrong result gets no time."""
     generator = torch.Generator(device).manual_seed(1)
@@ -338,7 +343,7 @@ def bench_shape(
     x = torch.randn(size, generator=generator, device=device).requires_grad_()
     rows = []
     with precision(mode, device):
-        for contestant in contestants(shape, device, mode, cells, slow):
+        for contestant in contestants(shape, device, mode, cells, slow, engines):
             row: dict[str, Any] = {
                 "shape": asdict(shape),
                 "precision": mode,
@@ -414,6 +419,7 @@ def bench(
     slow: bool,
     out: Path,
     say: Callable[[str], None] = print,
+    engines: Container[str] = ENGINES,
 ) -> dict[str, Any]:
     """Time all of it; the JSON file is there from the start and whole after every single result."""
     result: dict[str, Any] = {"machine": machine(device), "shapes": [], "growth": []}
@@ -431,12 +437,12 @@ def bench(
     for mode in modes:
         for name in shapes:
             everything = slow and mode == "float32"
-            bench_shape(SHAPES[name], device, mode, seconds, cells, everything, partial(keep, "shapes"))
+            bench_shape(SHAPES[name], device, mode, seconds, cells, everything, partial(keep, "shapes"), engines)
     if growth:
         for size, values in GROWTH.items():
             for value in values:
                 done = partial(keep, "growth")
-                bench_shape(grown(size, value), device, modes[0], seconds / 2, ["DMU"], False, done)
+                bench_shape(grown(size, value), device, modes[0], seconds / 2, ["DMU"], False, done, engines)
     return result
 
 

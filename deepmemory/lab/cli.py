@@ -246,6 +246,9 @@ def bench_command(
     seconds: Annotated[float, typer.Option(min=0, help="for each contestant at each shape")] = 1.0,
     growth: Annotated[bool, typer.Option(help="also let one size grow at a time")] = False,
     loop: Annotated[bool, typer.Option(help="time the Python loop too")] = True,
+    engines: Annotated[
+        str | None, typer.Option(help="which of our engines, separated by commas; left out: all that work here")
+    ] = None,
     studies: Annotated[
         str | None,
         typer.Option(help="instead: how long the paper's studies of these tasks would take as a Python loop"),
@@ -257,7 +260,7 @@ def bench_command(
     if studies:
         commands.bench_studies(studies, commands.machine(device, "plain", False, 0, data), out)
     else:
-        commands.bench(device, shapes, precisions, cells, seconds, growth, loop, out)
+        commands.bench(device, shapes, precisions, cells, seconds, growth, loop, out, engines)
 
 
 @data_app.command("list")

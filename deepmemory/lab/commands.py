@@ -301,6 +301,7 @@ def bench(
     growth: bool,
     loop: bool,
     out: Path,
+    engines: str | None = None,
 ) -> None:
     """Time our engines and their peers, and leave numbers, picture and table in ``out``."""
     import torch
@@ -316,8 +317,9 @@ def bench(
         check_choice("shape", name, tuple(timing.SHAPES))
     modes = [check_choice("precision", name, timing.PRECISIONS) for name in split(precisions)]
     layers = [check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)]
+    ours = [check_choice("engine", name, timing.ENGINES) for name in split(engines)] if engines else timing.ENGINES
     file = out / f"bench-{device}.json"
-    result = timing.bench(device, names, modes, layers, seconds, growth, loop, file)
+    result = timing.bench(device, names, modes, layers, seconds, growth, loop, file, engines=ours)
     timing.draw(result, file.with_suffix(".svg"))
     print(timing.speed_table(result, modes[0]))
     print(f"numbers: {file}\npicture: {file.with_suffix('.svg')}")

@@ -61,6 +61,12 @@ def test_command_leaves_numbers_picture_and_table(tmp_path, monkeypatch, capsys)
     assert "| `tiny`: 2 [3] 4, B 2, T 5 |" in capsys.readouterr().out
 
 
+def test_times_the_engines_asked_for(monkeypatch):
+    names = [c.name for c in bench.contestants(TINY, "cpu", "float32", ["DMU"], True, ["plain"])]
+    assert [name for name in names if name.startswith("dm.")] == ["dm.DMU (plain)"]
+    assert "nn.GRU, equal weights" in names
+
+
 def test_a_cut_at_any_moment_leaves_what_was_measured(tmp_path, monkeypatch):
     monkeypatch.setitem(bench.SHAPES, "tiny", TINY)
     out, seen = tmp_path / "bench.json", []
@@ -110,6 +116,8 @@ def test_what_no_graph_can_hold_keeps_its_eager_time(monkeypatch):
 def test_command_names_the_choices(tmp_path):
     with pytest.raises(ValueError, match="adding"):
         commands.bench("cpu", "unheard-of", "float32", "dmu", 0.0, False, True, tmp_path)
+    with pytest.raises(ValueError, match="nvrtc"):
+        commands.bench("cpu", "adding", "float32", "dmu", 0.0, False, True, tmp_path, "unheard-of")
 
 
 def test_readme_shows_the_recorded_speed(monkeypatch):

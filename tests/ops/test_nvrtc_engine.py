@@ -497,3 +497,91 @@ def test_refuses_what_it_cannot_do_and_says_why(rec, weights, dtype, reason):
         assert reason in nvrtc.refuses(rec, x, [torch.empty(shape, dtype=dtype, device="cuda") for shape in weights])
         fits = [torch.empty(shape, device="cuda") for shape in ((4, 3), (4, 4), (4,), (4,))]
         assert nvrtc.refuses(Recurrence("rnn"), x.float(), fits) is None
+
+
+class Compiler:
+    """In the place of NVRTC: its machine code is the options it was given."""
+
+    def __init__(self):
+        self.compiled, self.version = [], 13
+
+    def nvrtcVersion(self, major, minor):
+        major._obj.value = self.version
+
+    def nvrtcCreateProgram(self, *_):
+        return 0
+
+    def nvrtcCompileProgram(self, program, count, options):
+        self.compiled.append(b" ".join(options[:count]))
+        return 0
+
+    def nvrtcGetCUBINSize(self, program, size):
+        size._obj.value = len(self.compiled[-1])
+
+    def nvrtcGetCUBIN(self, program, cubin):
+        cubin.raw = self.compiled[-1]
+
+    def nvrtcDestroyProgram(self, program):
+        pass
+
+
+@pytest.fixture
+def fake_compiler(monkeypatch, tmp_path):
+    fake = Compiler()
+    monkeypatch.setattr(compiler, "nvrtc", lambda: fake)
+    monkeypatch.setenv(compiler.FOLDER, str(tmp_path / "kernels"))
+    return fake
+
+
+def test_a_kernel_is_compiled_once_on_a_machine(fake_compiler, tmp_path):
+    first = compiler.compile_to_cubin({"D": "5"}, (9, 0))
+    assert first == b"-arch=sm_90 -std=c++17 -default-device -DD=5"
+    assert compiler.compile_to_cubin({"D": "5"}, (9, 0)) == first
+    assert len(fake_compiler.compiled) == 1
+    assert [path.suffix for path in (tmp_path / "kernels").iterdir()] == [".cubin"]
+
+
+def test_another_shape_gpu_compiler_or_source_is_compiled_again(fake_compiler, monkeypatch, tmp_path):
+    compiler.compile_to_cubin({"D": "5"}, (9, 0))
+    compiler.compile_to_cubin({"D": "6"}, (9, 0))
+    compiler.compile_to_cubin({"D": "5"}, (8, 0))
+    fake_compiler.version = 14
+    compiler.compile_to_cubin({"D": "5"}, (9, 0))
+    changed = tmp_path / "sweep.cu"
+    changed.write_text(compiler.SOURCE.read_text() + "// and more")
+    monkeypatch.setattr(compiler, "SOURCE", changed)
+    compiler.compile_to_cubin({"D": "5"}, (9, 0))
+    assert len(fake_compiler.compiled) == 5
+
+
+def test_kernels_work_where_nothing_can_be_kept(fake_compiler, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    for folder in ("", str(tmp_path / "file" / "inside")):
+        monkeypatch.setenv(compiler.FOLDER, folder)
+        for _ in range(2):
+            assert compiler.compile_to_cubin({"D": "5"}, (9, 0)).endswith(b"-DD=5")
+    assert len(fake_compiler.compiled) == 4
+
+
+def test_kernels_are_kept_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv(compiler.FOLDER, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiler.kernel_folder() == tmp_path / "deepmemory" / "kernels"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compiler.kernel_folder() == tmp_path / ".cache" / "deepmemory" / "kernels"
+
+
+@pytest.mark.parametrize(("cell", "hidden"), [("dmu", ()), ("dmu", (136,) * 9), ("rhn", (136,) * 4)])
+def test_who_shares_a_gpu_lays_sweeps_out_on_a_part_of_it(monkeypatch, cell, hidden):
+    monkeypatch.setattr(nvrtc, "_device", lambda index: HOPPER)
+    shape = Shape(cell, "tanh", 136, (*hidden, 136))
+    whole = nvrtc._layout(shape, 5, 32, 0)
+    try:
+        nvrtc.share_the_gpu(3)
+        part = nvrtc._layout(shape, 5, 32, 0)
+    finally:
+        nvrtc.share_the_gpu(1)
+    blocks, fewer = (5 * -(-32 // layout.rows) * layout.cluster for layout in (whole, part))
+    assert fewer <= HOPPER.multiprocessors // 3 < blocks
+    assert nvrtc._layout(shape, 5, 32, 0) == whole

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+import tempfile
 from array import array
+from contextlib import suppress
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +19,7 @@ import torch
 from deepmemory.ops.nvrtc import products
 
 SOURCE = Path(__file__).with_name("sweep.cu")
+FOLDER = "DEEPMEMORY_KERNELS"  # environment variable: where compiled kernels are kept; empty: nowhere
 
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
@@ -51,24 +55,62 @@ def _check(status: int, what: str) -> None:
 
 
 def compile_to_cubin(defines: dict[str, str], capability: tuple[int, int]) -> bytes:
-    """Machine code of ``sweep.cu`` for one shape and layout."""
-    return _compile(SOURCE.read_text(), [f"-D{name}={value}" for name, value in defines.items()], capability)
+    """Machine code of ``sweep.cu`` for one shape and layout, compiled unless it was before."""
+    defined = [f"-D{name}={value}" for name, value in defines.items()]
+    return _kept(SOURCE.read_text(), [*_options(capability), *defined])
 
 
-def _compile(text: str, more_options: list[str], capability: tuple[int, int]) -> bytes:
+def kernel_folder() -> Path | None:
+    """Where compiled kernels are kept, for a deep transition takes the compiler several seconds."""
+    if FOLDER in os.environ:
+        return Path(os.environ[FOLDER]).expanduser() if os.environ[FOLDER] else None
+    with suppress(RuntimeError):  # somebody without a home
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "deepmemory" / "kernels"
+    return None
+
+
+def _kept(source: str, options: list[str]) -> bytes:
+    """From the folder of kernels if it is there, and if not, for the next time."""
+    folder = kernel_folder()
+    if folder is None:
+        return _compile(source, options)
+    name = sha256("\0".join([source, *options, *map(str, nvrtc_version())]).encode()).hexdigest()
+    path = folder / f"{name[:40]}.cubin"
+    with suppress(OSError):
+        return path.read_bytes()
+    cubin = _compile(source, options)
+    with suppress(OSError):  # a disk that is full or may not be written to costs time and no more
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
+            file.write(cubin)
+        os.replace(file.name, path)  # at once: another process may be reading
+    return cubin
+
+
+def nvrtc_version() -> tuple[int, int]:
+    """Of the run-time compiler."""
+    major, minor = c_int(), c_int()
+    nvrtc().nvrtcVersion(byref(major), byref(minor))
+    return major.value, minor.value
+
+
+def _options(capability: tuple[int, int]) -> list[str]:
+    return [f"-arch=sm_{capability[0]}{capability[1]}", "-std=c++17", "-default-device"]
+
+
+def _compile(text: str, options: list[str]) -> bytes:
     lib, program, source = nvrtc(), c_void_p(), text.encode()
     status = lib.nvrtcCreateProgram(byref(program), source, b"sweep.cu", 0, None, None)
     if status:
         raise RuntimeError(f"nvrtcCreateProgram failed with {status}")
     try:
-        options = [f"-arch=sm_{capability[0]}{capability[1]}", "-std=c++17", "-default-device", *more_options]
         array = (c_char_p * len(options))(*(option.encode() for option in options))
         status, size = lib.nvrtcCompileProgram(program, len(options), array), c_size_t()
         if status:
             lib.nvrtcGetProgramLogSize(program, byref(size))
             log = ctypes.create_string_buffer(size.value)
             lib.nvrtcGetProgramLog(program, log)
-            raise RuntimeError(f"compiling sweep.cu with {more_options} failed:\n{log.value.decode()}")
+            raise RuntimeError(f"compiling sweep.cu with {options} failed:\n{log.value.decode()}")
         lib.nvrtcGetCUBINSize(program, byref(size))
         cubin = ctypes.create_string_buffer(size.value)
         lib.nvrtcGetCUBIN(program, cubin)
@@ -98,7 +140,7 @@ class LaunchConfig(ctypes.Structure):
 
 @cache
 def _empty_kernel(capability: tuple[int, int]) -> bytes:
-    return _compile('extern "C" __global__ void empty() {}', [], capability)
+    return _compile('extern "C" __global__ void empty() {}', _options(capability))
 
 
 def clusters_at_once(cluster: int, threads: int, shared_bytes: int, capability: tuple[int, int], device: int) -> int:
