@@ -30,9 +30,7 @@ from deepmemory.lab.records import Run
 from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.studies import Tracker, Watch, run_studies
 from deepmemory.lab.training import Epoch
-from deepmemory.ops import nvrtc
 
-PARTS = 3  # of a GPU for sweeps at most: below that, a sweep on fewer multiprocessors gains nothing
 CONTROL = "nvidia-cuda-mps-control"
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 # Whether a GPU can be used, in a process that ends again.
@@ -70,7 +68,7 @@ def run_at_once(
                 while waiting and len(workers) < count:
                     setting = waiting.pop(0)
                     here, there = context.Pipe(duplex=False)
-                    work = (setting, seeds, out, machine, watch, there, living, min(count, PARTS))
+                    work = (setting, seeds, out, machine, watch, there, living)
                     process = context.Process(target=train_one, args=work, daemon=True)
                     process.start()
                     there.close()  # the worker's end alone is left: it closes when the worker ends
@@ -134,11 +132,9 @@ def train_one(
     watch: Watch | None,
     connection: Connection,
     living: Synchronized[int],
-    parts: int,
 ) -> None:
     """Runs in a process of its own."""
     relay = Relay(connection)
-    nvrtc.share_the_gpu(parts)
     try:
         run_studies([setting], seeds, out, machine, relay, watch=watch, sharers=lambda: max(1, living.value))
     except KeyboardInterrupt:

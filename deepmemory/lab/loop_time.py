@@ -30,7 +30,7 @@ STEPS = 3  # that are timed, after one that is not
 class LoopTime:
     """One study."""
 
-    key: str  # of its setting
+    key: str  # see key_of
     name: str
     step_seconds: float  # median
     steps: int  # of an epoch
@@ -40,6 +40,11 @@ class LoopTime:
     def run_seconds(self) -> float:
         """One run, trained to the end, evaluation not counted."""
         return self.step_seconds * self.steps * self.epochs
+
+
+def key_of(setting: Setting) -> str:
+    """The same for studies whose steps take the same time: learning rates do not count."""
+    return replace(setting, lr=1.0, module_rate="formula").key
 
 
 def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
@@ -72,7 +77,7 @@ def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
         seconds.append(clock(device) - started)
         feed.keep(tree_map(lambda t: t.detach(), output))
     name = " ".join(StudyProgress(setting, wanted=1).label)
-    return LoopTime(setting.key, name, statistics.median(seconds[1:] or seconds), len(shapes), setting.epochs)
+    return LoopTime(key_of(setting), name, statistics.median(seconds[1:] or seconds), len(shapes), setting.epochs)
 
 
 def first(value: Any) -> Any:
@@ -91,8 +96,11 @@ def write(settings: Iterable[Setting], machine: Machine, out: Path, say: Callabl
     """Time all of these and add them to what ``out`` knows; the file is whole after every study."""
     path = out / FILE
     known = {one.key: one for one in read(out)}
+    wanted: dict[str, Setting] = {}
     for setting in settings:
-        known[setting.key] = one = measure(setting, machine)
+        wanted.setdefault(key_of(setting), setting)
+    for key, setting in wanted.items():
+        known[key] = one = measure(setting, machine)
         say(f"{one.name}: {one.step_seconds:.3f} s for a step, {one.run_seconds / 3600:.1f} hours for a run")
         told = {"machine": versions(), "timed_steps": STEPS, "studies": [asdict(each) for each in known.values()]}
         write_whole(path, (json.dumps(told, indent=1) + "\n").encode())

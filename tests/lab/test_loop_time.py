@@ -6,7 +6,7 @@ from lab import real_data
 from lab.made_studies import made, record
 
 from deepmemory.lab import cli, loop_time, paper, training
-from deepmemory.lab.loop_time import LoopTime, measure, read, write
+from deepmemory.lab.loop_time import LoopTime, key_of, measure, read, write
 from deepmemory.lab.report import write_report
 from deepmemory.lab.settings import Machine, Setting, change
 
@@ -22,7 +22,7 @@ def test_every_task_can_be_timed(task, cell, monkeypatch):
     monkeypatch.setattr(training, "task_of", lambda setting, data: made_task)
     setting = change(REAL[task], {"cell": cell} | ({"window": 5} if task == "natlang" else {}))
     found = measure(setting, CPU)
-    assert found.key == setting.key
+    assert found.key == key_of(setting)
     assert found.epochs == 9
     feed = made_task.feed(0, setting, torch.zeros(1, dtype=torch.int64), 4, torch.float32)
     assert found.steps == len(feed.plan(0))
@@ -57,9 +57,17 @@ def test_times_accumulate_in_a_file_beside_the_records(tmp_path):
     assert read(tmp_path) == []
     write([SMALL], CPU, tmp_path)
     write([gru], CPU, tmp_path)
-    assert [one.key for one in read(tmp_path)] == [SMALL.key, gru.key]
+    assert [one.key for one in read(tmp_path)] == [key_of(SMALL), key_of(gru)]
     write([SMALL], CPU, tmp_path)
     assert len(read(tmp_path)) == 2
+
+
+def test_studies_that_differ_in_their_rates_are_timed_once(tmp_path, monkeypatch):
+    timed = []
+    monkeypatch.setattr(loop_time, "measure", lambda s, machine: timed.append(s) or LoopTime(key_of(s), "", 0.9, 1, 1))
+    deep = paper.setting("natlang", "dmu", 5)
+    write([deep, paper.setting("natlang", "dmu-c", 5), change(deep, {"lr": 0.5})], CPU, tmp_path, lambda text: None)
+    assert timed == [deep]
 
 
 def test_a_damaged_file_is_named(tmp_path):
@@ -71,7 +79,7 @@ def test_a_damaged_file_is_named(tmp_path):
 def test_the_report_sets_a_loops_hours_beside_ours(tmp_path, monkeypatch):
     setting, other = paper.setting("natlang", "dmu", 1), paper.setting("natlang", "rhn", 1)
     record(tmp_path, [made(setting, [106.0] * 5), made(other, [110.0] * 5)])
-    monkeypatch.setattr(loop_time, "measure", lambda setting, machine: LoopTime(setting.key, "", 0.9, 1000, 40))
+    monkeypatch.setattr(loop_time, "measure", lambda setting, machine: LoopTime(key_of(setting), "", 0.9, 1000, 40))
     write([setting], CPU, tmp_path, say=lambda text: None)
     text = (write_report(tmp_path).page.parent / "real.md").read_text()
     assert "As a Python loop, one run after another: about 50.0 hours for 1 of them." in text
@@ -81,7 +89,7 @@ def test_the_report_sets_a_loops_hours_beside_ours(tmp_path, monkeypatch):
 def test_on_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(paper, "settings", lambda tasks: [SMALL])
     cli.app(["bench", "--studies", "adding", "--device", "cpu", "--out", str(tmp_path)], standalone_mode=False)
-    assert [one.key for one in read(tmp_path)] == [SMALL.key]
+    assert [one.key for one in read(tmp_path)] == [key_of(SMALL)]
     assert "hours for a run" in capsys.readouterr().out
     with pytest.raises(ValueError, match="task"):
         cli.app(["bench", "--studies", "singing", "--out", str(tmp_path)], standalone_mode=False)

@@ -570,18 +570,3 @@ def test_kernels_are_kept_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert compiler.kernel_folder() == tmp_path / ".cache" / "deepmemory" / "kernels"
-
-
-@pytest.mark.parametrize(("cell", "hidden"), [("dmu", ()), ("dmu", (136,) * 9), ("rhn", (136,) * 4)])
-def test_who_shares_a_gpu_lays_sweeps_out_on_a_part_of_it(monkeypatch, cell, hidden):
-    monkeypatch.setattr(nvrtc, "_device", lambda index: HOPPER)
-    shape = Shape(cell, "tanh", 136, (*hidden, 136))
-    whole = nvrtc._layout(shape, 5, 32, 0)
-    try:
-        nvrtc.share_the_gpu(3)
-        part = nvrtc._layout(shape, 5, 32, 0)
-    finally:
-        nvrtc.share_the_gpu(1)
-    blocks, fewer = (5 * -(-32 // layout.rows) * layout.cluster for layout in (whole, part))
-    assert fewer <= HOPPER.multiprocessors // 3 < blocks
-    assert nvrtc._layout(shape, 5, 32, 0) == whole

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from deepmemory.lab import paper
-from deepmemory.lab.loop_time import STEPS, LoopTime
+from deepmemory.lab.loop_time import STEPS, LoopTime, key_of
 from deepmemory.lab.paper import REAL_RUNS, Spread
 from deepmemory.lab.progress import duration
 from deepmemory.lab.report.blocks import Block, Commands, Heading, Image, Items, Table, Text, table
@@ -284,9 +284,9 @@ def time_part(
     on_gpu = all(str(sessions[session]["device"]).startswith("cuda") for session in used)
     kind = "GPU time" if on_gpu else "Training time"
     text = f"{kind} of the studies in this table: {duration(sum(one.seconds for one in ours))}."
-    known = [one for one in ours if one.study.setting.key in loops]
+    known = [(loops[key], one) for one in ours if (key := key_of(one.study.setting)) in loops]
     if known:
-        seconds = sum(loops[one.study.setting.key].run_seconds * len(one.study.runs) for one in known)
+        seconds = sum(loop.run_seconds * len(one.study.runs) for loop, one in known)
         which = "" if len(known) == len(ours) else f" for {len(known)} of them"
         text += f" As a Python loop, one run after another: about {seconds / 3600:.1f} hours{which}."
     return [Text(text)]

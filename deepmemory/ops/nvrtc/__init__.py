@@ -78,20 +78,6 @@ def _device(index: int) -> Device:
     return Device(capability, properties.multi_processor_count, shared_limit, clusters)
 
 
-_sharers = 1
-
-
-def share_the_gpu(processes: int) -> None:
-    """Lay sweeps out on one part of the GPU's multiprocessors in so many; the other parts are for other processes.
-
-    A sweep keeps what it runs on to itself until it ends. On fewer multiprocessors it takes longer, but less of their
-    time in all, since more rows share a step's waiting.
-    """
-    global _sharers
-    _sharers = processes
-    _layers.clear()
-
-
 class Launcher(Protocol):
     """What :class:`compiler.Kernels` offers."""
 
@@ -140,8 +126,7 @@ def _runs(x: Tensor) -> int:
 
 def _layout(shape: Shape, runs: int, batch: int, index: int) -> Plan:
     device = _device(index)
-    clusters = {size: count // _sharers for size, count in device.clusters_at_once.items() if count >= _sharers}
-    return plan(shape, runs, batch, max(1, device.multiprocessors // _sharers), device.shared_limit, clusters)
+    return plan(shape, runs, batch, device.multiprocessors, device.shared_limit, device.clusters_at_once)
 
 
 @cache
