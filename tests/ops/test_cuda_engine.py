@@ -447,6 +447,22 @@ SHAPES = {
 }
 
 
+@here
+@pytest.mark.parametrize("case", [SMALL[0], SMALL[-1]], ids=str)
+def test_results_may_be_changed_in_place(case: Case):
+    tensors, _ = case.tensors()
+    x, *rest = [t.float().requires_grad_() for t in tensors]
+    states = case.recurrence.states
+    y, (h_n, *_) = kernels(case.recurrence, x, tuple(rest[:states]), rest[states:], None)
+    before = h_n.detach().clone()
+    h_n.mul_(2)
+    torch.testing.assert_close(h_n, 2 * before)
+    h_n.sum().backward()
+    assert x.grad is not None
+    y.detach().zero_()
+    assert not y.any()
+
+
 @gpu_only
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_of_the_benchmarks(name: str):

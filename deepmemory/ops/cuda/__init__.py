@@ -70,7 +70,7 @@ def forward(
     if x.dim() == 3:
         within = None if lengths is None else lengths[None]
         y, final, trace = forward(rec, x[None], [s[None] for s in state], [w[None] for w in weights], within, save)
-        return y[0], [f[0] for f in final], trace
+        return y.squeeze_(0), [f.squeeze_(0) for f in final], trace  # no views: they may be changed in place
 
     from deepmemory.ops.cuda import sweeps  # Triton is imported when first used
 
