@@ -27,6 +27,7 @@ from deepmemory.lab.report.scores import (
     printed_rows,
     scores,
     trained,
+    welch,
 )
 from deepmemory.lab.report.text import print_report
 from deepmemory.lab.settings import REAL, Setting, change
@@ -424,3 +425,40 @@ def test_series_are_the_trainers():
 
     setting = paper.setting("translation", "dmu")
     assert tuple(Trainer(setting, Translation, None, None, None, False).series) == series_of(setting)
+
+
+# --- rows that are not reproduced -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("difference", "samples", "expected"),
+    [  # from scipy.stats.ttest_ind_from_stats(equal_var=False)
+        (1.55, ((1.74, 5), (0.47, 5)), 0.11777),
+        (-0.015, ((0.007, 5), (0.005, 5)), 0.00553),
+        (4.0, ((1.5, 5), (0.6, 5)), 0.00226),
+        (0.0, ((1.0, 5), (2.0, 3)), 1.0),
+        (0.3, ((1.0, 30), (2.0, 51)), 0.37231),
+    ],
+)
+def test_how_likely_a_difference_is_by_chance(difference, samples, expected):
+    assert welch(difference, *samples) == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_row_that_is_not_reproduced_says_whether_it_may_be_luck():
+    setting = paper.setting("natlang", "dmu", 2)  # the paper: 110.13 with a deviation of 0.47
+    scattered = made(setting, [109.5, 110.0, 112.0, 113.0, 113.5])
+    other = made(change(setting, {"weight_decay": "0"}), [130.0] * 5)
+    text = to_markdown(document(accounts([scattered, other]), SESSIONS, "dmu report"))
+    (row,) = re.findall(r"\| Language, DMU, depth 2 \| perplexity \|.*", text)
+    assert "| 110.13 ± 0.47 | 111.60 ± 1.78 | 2 of 5 | 0.140 | weight_decay = 0.0: 130.00 ± 0.00 |" in row
+    assert line_of(scattered).at_least_as_good == 2
+    reproduced = to_markdown(document(accounts([made(setting, [110.0] * 5)]), SESSIONS, "dmu report"))
+    assert "Rows that are not reproduced" not in reproduced
+
+
+def test_accuracies_are_as_good_when_they_are_high():
+    setting = paper.setting("translation", "dmu", 10)
+    tests = [0.5 / accuracy for accuracy in (0.61, 0.62, 0.626)]  # the paper: 0.625
+    line = line_of(made(setting, tests), "translation_lr_ablation")
+    assert line.measure == "accuracy"
+    assert line.at_least_as_good == 1

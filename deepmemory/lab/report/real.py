@@ -79,6 +79,7 @@ def document(
         *differing(verdicts),
         *tasks,
         *everywhere,
+        *missed_part(found),
         *readings_part(found),
         *others_part(found),
         Heading("How rows and statements are judged"),
@@ -353,6 +354,46 @@ def pixels_table() -> Table:
         for row in paper.PIXEL_MNIST
     ]
     return Table(["network", "ordered", "permuted", "units", "weights"], rows)
+
+
+# --- rows that are not reproduced -------------------------------------------------------------------
+
+
+def missed_part(found: Sequence[Account]) -> list[Block]:
+    """What can be said of them: whether chance could make the difference, and what other settings came to."""
+    missed = {
+        (line.place, line.measure): (line, account)
+        for account in found
+        for board in account.boards
+        for line in board.lines
+        if line.verdict == NOT_REPRODUCED
+    }
+    rows = []
+    for line, account in missed.values():
+        others = [one for one in account.trained if one.place == line.place and one is not line.ours]
+        rows.append(
+            [
+                f"{TITLES[line.task]}, {line.place.words}",
+                line.measure,
+                mean(line.test, line),
+                mean(line.our_test, line),
+                f"{line.at_least_as_good} of {len(line.our_tests)}",
+                NOTHING if line.chance is None else f"{line.chance:.3f}",
+                "; ".join(f"{one.words}: {mean(outcome(one, line.measure).test, line)}" for one in others) or NOTHING,
+            ]
+        )
+    if not rows:
+        return []
+    heads = ["test", "measure", "paper", "ours", "runs as good as the paper's mean", "chance", "other settings"]
+    return [
+        Heading("Rows that are not reproduced"),
+        Text(
+            "“Chance” is how likely two means are at least as far apart if both come from the same scores, by Welch's "
+            "t-test on means, deviations and numbers of runs. Above 0.05 five runs of each may be too few to tell; "
+            "below, something differs."
+        ),
+        Table(heads, rows, left=2),
+    ]
 
 
 # --- readings and other settings ------------------------------------------------------------------

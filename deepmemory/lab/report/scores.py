@@ -177,6 +177,25 @@ class Line:
         return None if self.excess is None or not (self.test and self.test.std) else self.excess / self.test.std
 
     @property
+    def our_tests(self) -> list[float]:
+        """The test score of every run that counts."""
+        return scores_of_runs(self.ours, self.measure) if self.ours else []
+
+    @property
+    def at_least_as_good(self) -> int:
+        """Runs of ours that reach the paper's mean test score."""
+        wanted, sign = value(self.test.mean if self.test else None), -1 if higher_is_better(self.measure) else 1
+        return sum(sign * test <= sign * wanted for test in self.our_tests)
+
+    @property
+    def chance(self) -> float | None:
+        """How likely means are at least this far apart if paper and we drew from the same scores; None: not known."""
+        ours, theirs = self.our_test, self.test
+        if not (ours and theirs and ours.std and theirs.std) or ours.mean is None or theirs.mean is None:
+            return None
+        return welch(ours.mean - theirs.mean, (ours.std, len(self.our_tests)), (theirs.std, paper.REAL_RUNS))
+
+    @property
     def verdict(self) -> str:
         """Within two standard deviations of the paper's mean, or better; our own deviation where it prints none."""
         if self.outcome is None:
@@ -362,6 +381,28 @@ def outcome(of: Trained, measure: str, scale: Callable[[float], float] = float) 
     train, valid, test = (spread(values, best) for values in zip(*at_best, strict=True))
     diverged = sum(run.state == DIVERGED for run in runs)
     return Outcome(train, valid, test, len(runs), diverged, len(of.begun) - len(runs))
+
+
+def scores_of_runs(of: Trained, measure: str) -> list[float]:
+    """Of the runs that :func:`outcome` sums up."""
+    return [scores(run, of.study.series, measure, of.epochs)[-1] for run in of.complete or of.begun]
+
+
+def welch(difference: float, *samples: tuple[float, int]) -> float:
+    """The probability of Welch's t-test, two-sided, for two samples of (standard deviation, runs).
+
+    >>> round(welch(1.55, (1.74, 5), (0.47, 5)), 3)
+    0.118
+    """
+    parts = [deviation**2 / runs for deviation, runs in samples]
+    freedom = sum(parts) ** 2 / sum(part**2 / (runs - 1) for part, (_, runs) in zip(parts, samples, strict=True))
+    t = abs(difference) / math.sqrt(sum(parts))
+    # Student's density between -t and t. With x = sqrt(freedom) tan(angle) it is a power of the cosine, and smooth.
+    steps, end = 1000, math.atan(t / math.sqrt(freedom))
+    heights = [math.cos(end * step / steps) ** (freedom - 1) for step in range(steps + 1)]
+    area = (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])) * end / steps / 3
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    return max(0.0, 1 - 2 * scale * area)
 
 
 def scores(run: Run, series: Sequence[str], measure: str, epochs: int) -> tuple[float, float, float]:
