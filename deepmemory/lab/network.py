@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 import deepmemory as dm
 from deepmemory.lab import draws
 from deepmemory.lab.settings import Setting
+from deepmemory.ops import hoisted
 
 if TYPE_CHECKING:
     from deepmemory.lab.tasks import Task
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
 
 WORD_FEATURES, DENSE = 64, 100  # of the language model: of a word, and of the layer before the output
 TRANSLATION_FEATURES = 650  # of a word in either language
+CUT_ON = ("cuda",)  # devices that are faster with RunsLinear
 
 
 class Sizes(Protocol):
@@ -58,7 +62,7 @@ class StepwiseNetwork(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]:
         """x (B, T, features) to (B, T, output_size) and the state after the last real step."""
         y, state = self.recurrent(x, state, lengths=lengths)
-        return at_every_step(self.output, y), state
+        return at_every_step(partial(of_rows, self.output), y), state
 
 
 class WordNetwork(nn.Module):
@@ -74,7 +78,7 @@ class WordNetwork(nn.Module):
     def forward(self, words: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """words (B, T) to (B, T, words) and the last state."""
         y, state = self.recurrent(in_time_order(self.embedding, words), state)
-        return at_every_step(lambda rows: self.output(self.dense(rows).relu()), y), state
+        return at_every_step(lambda rows: of_rows(self.output, of_rows(self.dense, rows).relu()), y), state
 
 
 class Translator(nn.Module):
@@ -104,7 +108,7 @@ class Translator(nn.Module):
         if self.runs_freely or not self.training:
             words = self.own_words(state, words)
         y, _ = self.decoder(in_time_order(self.said, words), state)
-        return at_every_step(self.output, y)
+        return at_every_step(partial(of_rows, self.output), y)
 
     def encode(self, foreign: Tensor, lengths: Tensor) -> Any:
         """The state after the last word of each sentence."""
@@ -133,6 +137,64 @@ def in_time_order(embedding: nn.Embedding, words: Tensor) -> Tensor:
 def at_every_step(layer: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
     """A layer of rows on y (B, T, features); with the dimensions apart, vmap would copy the weights B times."""
     return layer(y.flatten(0, 1)).unflatten(0, y.shape[:2])
+
+
+def of_rows(layer: nn.Linear, rows: Tensor) -> Tensor:
+    """A linear layer on very many rows; of many runs on a GPU by :class:`RunsLinear`."""
+    device = rows.device.type
+    if torch._C._functorch.is_batchedtensor(rows) and device in CUT_ON and not torch.is_autocast_enabled(device):
+        return Linear.apply(rows, layer.weight, layer.bias)
+    return layer(rows)
+
+
+class Linear(torch.autograd.Function):
+    """``nn.functional.linear`` inside of ``torch.vmap``: all runs by :class:`RunsLinear`."""
+
+    @staticmethod
+    def forward(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Without runs."""
+        return nn.functional.linear(rows, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        """Gradients are those of the runs together."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
+        """Runs first."""
+        runs = info.batch_size
+        return RunsLinear.apply(
+            *(
+                t.expand(runs, *t.shape) if dim is None else t.movedim(dim, 0)
+                for t, dim in zip(tensors, in_dims, strict=True)
+            )
+        ), 0
+
+
+class RunsLinear(torch.autograd.Function):
+    """Linear layers of many runs on very many rows: (R, I, K), (R, N, K), (R, N) to (R, I, N).
+
+    The gradient of a weight is a sum over all rows that gives a small matrix, which the usual product leaves to a
+    few multiprocessors; see :func:`deepmemory.ops.hoisted.product`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """All runs in one product."""
+        ctx.save_for_backward(rows, weight)
+        return torch.baddbmm(bias[:, None], rows, weight.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Of rows, weight and bias."""
+        rows, weight = ctx.saved_tensors
+        of_rows, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(grad, weight) if of_rows else None,
+            hoisted.product(grad, rows) if of_weight else None,
+            grad.sum(1) if of_bias else None,
+        )
 
 
 def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> nn.Module:

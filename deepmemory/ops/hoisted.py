@@ -38,8 +38,8 @@ from torch import Tensor
 from deepmemory.ops.plain import without_padding
 from deepmemory.ops.recurrence import Recurrence
 
-BLOCKS = 256  # of 64 x 64 sums: about two for each multiprocessor of a large GPU
-FEWEST_ROWS = 512  # of a piece
+BLOCKS = 1024  # of 64 x 64 sums: eight for each multiprocessor of a large GPU, since a block waits for memory
+FEWEST_ROWS = 256  # of a piece
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:

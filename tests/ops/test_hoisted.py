@@ -9,10 +9,10 @@ from deepmemory.ops import hoisted
 @pytest.mark.parametrize(
     ("runs", "rows", "gap", "batches"),
     [
-        pytest.param(1, 4096, 0, [8], id="one run"),
+        pytest.param(1, 4096, 0, [16], id="one run"),
         pytest.param(3, 32 * 513, 0, [96], id="runs that follow one another"),
         pytest.param(3, 32 * 513, 8, [32, 32, 32], id="runs with gaps between them"),
-        pytest.param(9, 4096, 8, [9], id="more runs than pieces"),
+        pytest.param(17, 4096, 8, [17], id="more runs than pieces"),
         pytest.param(2, 1001, 0, [2], id="few rows"),
     ],
 )
