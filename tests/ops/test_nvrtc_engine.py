@@ -357,20 +357,34 @@ def test_little_is_left_to_launch_one_by_one(engine):
     assert names == ["addmm", "mm", "sum"]
 
 
-def test_runs_side_by_side_equal_each_alone(engine):
+@pytest.mark.parametrize("place", [REGISTERS, SHARED, GLOBAL])
+def test_weights_may_begin_at_any_address(place, engine):
+    rec = Recurrence("dmu", "tanh")
+    generator = torch.Generator().manual_seed(3)
+    weights = [w.float().to(DEVICE) for w in draw_weights(rec, 3, 8, [8], generator)]
+    moved = [torch.cat([w.new_zeros(1), w.flatten()])[1:].view(w.shape) for w in weights]
+    assert any(w.data_ptr() % 16 for w in moved)
+    x, h0 = torch.randn(4, 2, 3, generator=generator).to(DEVICE), torch.zeros(2, 8, device=DEVICE)
+    engine(small(2, 1, place))
+    expected, given = (nvrtc.forward(rec, x, [h0], ws, None, False)[0] for ws in (weights, moved))
+    assert torch.equal(given, expected)
+
+
+@pytest.mark.parametrize(("cluster", "place"), [(1, REGISTERS), (2, GLOBAL)])
+def test_runs_side_by_side_equal_each_alone(cluster, place, engine):
     rec = Recurrence("dmu", "tanh")
     generator = torch.Generator().manual_seed(9)
     weights = [
         torch.stack(ws).float().to(DEVICE)
         for ws in zip(*(draw_weights(rec, 3, 5, [4], generator) for _ in range(3)), strict=True)
     ]
-    x = torch.randn(3, 4, 2, 3, generator=generator).to(DEVICE)
-    engine(small(2, 1, REGISTERS))
+    x = torch.randn(3, 4, 3, 3, generator=generator).to(DEVICE)
+    engine(small(2, cluster, place))
 
     def loss(x, *weights):
         from deepmemory import ops
 
-        y, _ = ops.scan(rec, x, (x.new_zeros(2, 5),), list(weights), engine="nvrtc")
+        y, _ = ops.scan(rec, x, (x.new_zeros(3, 5),), list(weights), engine="nvrtc")
         return y.square().sum()
 
     leaves = [t.requires_grad_() for t in (x, *weights)]

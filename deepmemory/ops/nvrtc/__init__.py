@@ -151,7 +151,7 @@ def forward(
     y = _record(x, layer.shape.hidden_size, lengths)
     trace = _record(x, layer.trace_features, lengths) if save else x.new_empty(0)
     final = [_empty_like(s) for s in state]
-    of_weights = _weights_of_the_sweep(rec, layer, weights, turned=True)
+    of_weights = _weights_of_the_sweep(rec, layer, x, weights, backward=False)
     tensors = [*of_weights, projected, *_h_and_c(state), lengths, y, *_h_and_c(final), trace, None, None, None]
     _sweep(rec, layer, x, tensors, None, backward=False, save=save)
     return y, final, trace
@@ -174,7 +174,7 @@ def backward(
     of_state, of_weights = needs[1 : 1 + rec.states], tuple(needs[1 + rec.states :])
     deltas = _record(x, layer.delta_features, lengths)
     grad_state = [_empty_like(s) if needed else None for s, needed in zip(state, of_state, strict=True)]
-    matrices = _weights_of_the_sweep(rec, layer, weights, turned=False)
+    matrices = _weights_of_the_sweep(rec, layer, x, weights, backward=True)
     tensors = [*matrices, None, *_h_and_c(state), lengths, y, *_h_and_c(grad_final), trace, deltas]
     _sweep(rec, layer, x, [*tensors, *_h_and_c(grad_state)], grad_y, backward=True, save=True)
     grad_x = hoisted.input_gradient(x, weights[0], deltas) if needs[0] else None
@@ -200,15 +200,16 @@ def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [t if t is None or t.is_contiguous() else t.contiguous() for t in tensors]
 
 
-def _weights_of_the_sweep(rec: Recurrence, layer: Layer, weights: list[Tensor], turned: bool) -> list[Tensor | None]:
-    """Matrices, the transposes of those that the forward sweep reads at every step, biases."""
+def _weights_of_the_sweep(
+    rec: Recurrence, layer: Layer, x: Tensor, weights: list[Tensor], backward: bool
+) -> list[Tensor | None]:
+    """Matrices, biases, and memory for what is read at every step, in the order in which blocks read it."""
     deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
     # The input's bias is in the projected x already; torch's own cells have another one on the state's side.
     first = weights[3] if rec.bias and rec.cell in ("rnn", "gru", "lstm") else None
-    matrices = [weights[1], *(weight for weight, _ in deeper)]
-    streamed = layer.layout.ahead.streamed
-    transposes = [m.mT if turned and streamed[k] else None for k, m in enumerate(matrices)]
-    return [*matrices, *transposes, first, *(bias for _, bias in deeper)]
+    floats = (layer.layout.back if backward else layer.layout.ahead).streamed_floats
+    streamed = x.new_empty(_runs(x) * layer.layout.cluster * floats) if floats else None
+    return [weights[1], *(weight for weight, _ in deeper), first, *(bias for _, bias in deeper), streamed]
 
 
 def _sweep(

@@ -61,6 +61,7 @@ class Sweep:
     shared: tuple[int, ...]
     streamed: tuple[int, ...]  # in global memory, read at every step
     shared_bytes: int
+    streamed_floats: int  # of a block
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ def lay_out(
         sums = max(spread.slices * rows * spread.padded_outputs for spread in spreads)
         used = BARRIERS + 2 * rows * stride + sums + -(-rows // 4) * 4
         registers = register_floats // 4
-        kept, shared, streamed = [], [], []
+        kept, shared, streamed, streamed_floats = [], [], [], 0
         for spread in spreads:
             quads = spread.quads_per_item
             kept.append(min(quads, registers // spread.quads_kept_per_quad))
@@ -171,7 +172,8 @@ def lay_out(
             shared.append(max(0, min(quads - kept[-1], (shared_limit // 4 - used) // size)))
             used += shared[-1] * size
             streamed.append(quads - kept[-1] - shared[-1])
-        sweeps.append(Sweep(tuple(kept), tuple(shared), tuple(streamed), 4 * used))
+            streamed_floats += streamed[-1] * size
+        sweeps.append(Sweep(tuple(kept), tuple(shared), tuple(streamed), 4 * used, streamed_floats))
     return Plan(rows, cluster, warps, *sweeps)
 
 

@@ -16,8 +16,8 @@
 //   WIDTHS        output features of each of them, not counting gates: the hidden widths, then D
 //   ROWS, CLUSTER, WARPS, SAVE
 //   KEPT_AHEAD, SHARED_AHEAD, KEPT_BACK, SHARED_BACK   for each layer, how many of the quads of inputs that a warp
-//                 multiplies have their weights in registers, and how many in shared memory; the rest are read from
-//                 global memory at every step
+//                 multiplies have their weights in registers, and how many in shared memory; those of the rest are
+//                 read from global memory at every step
 
 #ifndef EMULATED
 #define DEVICE __device__ __forceinline__
@@ -104,8 +104,8 @@ constexpr int DELTAS = outputs_before(LAYERS) + (CELL == GRU ? D : 0);
 
 struct Arguments {              // every field has 8 bytes: the host sends a row of int64
     const float* weight[LAYERS];  // [R, gates * features, inputs]
-    const float* turned[LAYERS];  // [R, inputs, gates * features], where a layer reads from global memory ahead
     const float* bias[LAYERS];    // [R, gates * features] or null
+    float* streamed;              // [R, CLUSTER, streamed_size] for weights that find no room on the chip
     const float* projected;       // [R, T, B, gates * features] of layer 0
     const float* h0;              // [R, B, D]
     const float* c0;
@@ -187,6 +187,14 @@ template <bool BACK, int L = 0> constexpr int weights_in_shared() {
         return S::slices * SHARED[BACK][L] * S::padded_outputs * 4 + weights_in_shared<BACK, L + 1>();
     }
 }
+template <bool BACK, int L = 0> constexpr int streamed_size() {  // floats of a block
+    if constexpr (L == LAYERS) return 0;
+    else {
+        using S = typename Shape<L, BACK>::S;
+        const int quads = S::quads_per_item - KEPT[BACK][L] - SHARED[BACK][L];
+        return S::slices * quads * S::padded_outputs * 4 + streamed_size<BACK, L + 1>();
+    }
+}
 // Shared memory, in floats: barriers, two buffers of rows, partial sums, lengths of the rows, weights.
 constexpr int BARRIERS = 4;
 template <bool BACK> constexpr int shared_size() {
@@ -199,43 +207,47 @@ template <int L, bool BACK> struct Panel {
     using H = Shape<L, BACK>;
     using S = typename H::S;
     static constexpr int kept_quads = KEPT[BACK][L], shared_quads = SHARED[BACK][L];
+    static constexpr int streamed_quads = S::quads_per_item - kept_quads - shared_quads;
     static constexpr int J = S::per_lane;
     Quad kept[larger(1, S::items_per_warp * kept_quads * J)];
     float bias[S::items_per_warp * J];
-    const Quad* shared;  // [slices, shared_quads, padded_outputs]
-    const float* weight;
-    const float* turned;
-    int rank;
+    const Quad* shared;    // [slices, shared_quads, padded_outputs]
+    const Quad* streamed;  // [slices, streamed_quads, padded_outputs], in global memory
 
-    // Weight from input k to the block's output n.
-    DEVICE float element(int k, int n) const {
-        const int own = n % H::own, feature = rank * H::own + own;
-        if (k >= H::in || n >= H::out) return 0.f;
-        if constexpr (BACK) {
-            return feature < inputs(L) ? weight[int64(k) * inputs(L) + feature] : 0.f;
-        } else {
-            if (feature >= features(L)) return 0.f;
-            const int row = n / H::own * features(L) + feature;
-            // Lanes are neighbouring outputs: what is read at every step is read along them.
-            return turned ? turned[int64(k) * (gates(L) * features(L)) + row] : weight[int64(row) * H::in + k];
+    // Where the weight from input k to the block's output n comes from, or null where there is none.
+    DEVICE static const float* place(const float* weight, int rank, int k, int n) {
+        const int feature = rank * H::own + n % H::own;
+        if (k >= H::in || n >= H::out || feature >= (BACK ? inputs(L) : features(L))) return nullptr;
+        if constexpr (BACK) return weight + int64(k) * inputs(L) + feature;
+        else return weight + int64(n / H::own * features(L) + feature) * H::in + k;
+    }
+    DEVICE static Quad quad(const float* weight, int rank, int q, int n) {
+        if constexpr (!BACK && H::in % 4 == 0) {  // four neighbours
+            const float* all = place(weight, rank, 4 * q, n);
+            if (all && reinterpret_cast<int64>(all) % 16 == 0) return *reinterpret_cast<const Quad*>(all);
         }
+        const float *x = place(weight, rank, 4 * q, n), *y = place(weight, rank, 4 * q + 1, n);
+        const float *z = place(weight, rank, 4 * q + 2, n), *w = place(weight, rank, 4 * q + 3, n);
+        return {x ? *x : 0.f, y ? *y : 0.f, z ? *z : 0.f, w ? *w : 0.f};
     }
-    DEVICE Quad quad(int q, int n) const {
-        return {element(4 * q, n), element(4 * q + 1, n), element(4 * q + 2, n), element(4 * q + 3, n)};
+    // Puts COUNT quads of each slice, from FIRST on, in the order in which warps read them.
+    template <int FIRST, int COUNT> DEVICE static const Quad* put(const float* weight, int rank, float*& memory) {
+        constexpr int size = S::slices * COUNT * S::padded_outputs;
+        Quad* to = reinterpret_cast<Quad*>(memory);
+        for (int i = thread_index(); i < size; i += THREADS) {
+            const int q = i / S::padded_outputs, from = q / larger(1, COUNT);
+            to[i] = quad(weight, rank, from * S::quads_per_item + FIRST + q % larger(1, COUNT), i % S::padded_outputs);
+        }
+        memory += 4 * size;
+        return to;
     }
 
-    // Brings the weights to where they stay; `pool` is what is left of the shared memory.
-    DEVICE void load(const float* weight_, const float* turned_, const float* biases, float*& pool, int rank_) {
-        rank = rank_, weight = weight_, turned = turned_;
+    // Brings the weights to where they stay; `pool` is what is left of the shared memory, `far` of the global one.
+    // Blocks of one rank write the same to the same place there.
+    DEVICE void load(const float* weight, const float* biases, float*& pool, float*& far, int rank) {
         const int lane = thread_index() % S::lanes, warp = thread_index() / 32;
-        Quad* store = reinterpret_cast<Quad*>(pool);
-        constexpr int stored = S::slices * shared_quads * S::padded_outputs;
-        for (int i = thread_index(); i < stored; i += THREADS) {
-            const int q = i / S::padded_outputs, from = q / larger(1, shared_quads);
-            store[i] = quad(from * S::quads_per_item + kept_quads + q % larger(1, shared_quads), i % S::padded_outputs);
-        }
-        shared = store;
-        pool += stored * 4;
+        shared = put<kept_quads, shared_quads>(weight, rank, pool);
+        streamed = put<kept_quads + shared_quads, streamed_quads>(weight, rank, far);
 #pragma unroll
         for (int i = 0; i < S::items_per_warp; ++i) {
             const int item = warp + i * WARPS, from = item / S::groups;
@@ -245,7 +257,7 @@ template <int L, bool BACK> struct Panel {
 #pragma unroll
                 for (int q = 0; q < kept_quads; ++q)
                     kept[(i * kept_quads + q) * J + j] =
-                        item < S::items ? quad(from * S::quads_per_item + q, n) : Quad{0.f, 0.f, 0.f, 0.f};
+                        item < S::items ? quad(weight, rank, from * S::quads_per_item + q, n) : Quad{0.f, 0.f, 0.f, 0.f};
                 bias[i * J + j] = 0.f;
                 if (!BACK && biases && from == 0 && n < H::out) {
                     const int feature = rank * H::own + n % H::own;
@@ -299,10 +311,11 @@ template <int L, bool BACK> struct Panel {
                 add(w, kept_quads + q);
             }
 #pragma unroll 4
-            for (int q = kept_quads + shared_quads; q < S::quads_per_item; ++q) {
+            for (int q = 0; q < streamed_quads; ++q) {
 #pragma unroll
-                for (int j = 0; j < J; ++j) w[j] = quad(from * S::quads_per_item + q, n + j * S::lanes);
-                add(w, q);
+                for (int j = 0; j < J; ++j)
+                    w[j] = streamed[(from * streamed_quads + q) * S::padded_outputs + n + j * S::lanes];
+                add(w, kept_quads + shared_quads + q);
             }
 #pragma unroll
             for (int k = 0; k < K * J; ++k) {
@@ -324,13 +337,12 @@ template <int L, bool BACK> struct Panel {
 template <bool BACK, int L = 0> struct Panels {
     Panel<L, BACK> panel;
     Panels<BACK, L + 1> deeper;
-    DEVICE void load(const Arguments& a, int run, float* pool, int rank) {
+    DEVICE void load(const Arguments& a, int run, float* pool, float* far, int rank) {
         const int64 outputs = gates(L) * features(L);
         const int64 weights = outputs * inputs(L);
         const float* bias = a.bias[L] ? a.bias[L] + run * outputs : nullptr;
-        const float* turned = a.turned[L] ? a.turned[L] + run * weights : nullptr;
-        panel.load(a.weight[L] + run * weights, turned, bias, pool, rank);
-        deeper.load(a, run, pool, rank);
+        panel.load(a.weight[L] + run * weights, bias, pool, far, rank);
+        deeper.load(a, run, pool, far, rank);
     }
     template <int WANTED> DEVICE auto& get() {
         if constexpr (WANTED == L) return panel;
@@ -338,7 +350,7 @@ template <bool BACK, int L = 0> struct Panels {
     }
 };
 template <bool BACK> struct Panels<BACK, LAYERS> {
-    DEVICE void load(const Arguments&, int, float*, int) {}
+    DEVICE void load(const Arguments&, int, float*, float*, int) {}
 };
 
 // --- Elementwise functions ------------------------------------------------------------------------------------------
@@ -408,7 +420,8 @@ template <bool BACK> struct Sweep {
         for (int i = thread_index(); i < 2 * size; i += THREADS) shared_memory[BARRIERS + i] = 0.f;
         for (int row = thread_index(); row < ROWS; row += THREADS)
             until[row] = !in_batch(row) ? 0 : a.lengths ? int(a.lengths[sequence(row)]) : steps;
-        panels.load(a, run, reinterpret_cast<float*>(until + ceil_div(ROWS, 4) * 4), rank);
+        float* far = a.streamed + (int64(run) * CLUSTER + rank) * streamed_size<BACK>();
+        panels.load(a, run, reinterpret_cast<float*>(until + ceil_div(ROWS, 4) * 4), far, rank);
         if (CLUSTER == 1) {
             block_barrier();
         } else {
