@@ -141,8 +141,9 @@ def at_every_step(layer: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
 
 def of_rows(layer: nn.Linear, rows: Tensor) -> Tensor:
     """A linear layer on very many rows; of many runs on a GPU by :class:`RunsLinear`."""
-    device = rows.device.type
-    if torch._C._functorch.is_batchedtensor(rows) and device in CUT_ON and not torch.is_autocast_enabled(device):
+    functorch, device = torch._C._functorch, rows.device.type
+    of_runs = functorch.is_batchedtensor(rows) and functorch.maybe_current_level() == 1  # vmap, and no other transform
+    if of_runs and device in CUT_ON and not torch.is_autocast_enabled(device):
         return Linear.apply(rows, layer.weight, layer.bias)
     return layer(rows)
 
@@ -189,11 +190,11 @@ class RunsLinear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Of rows, weight and bias."""
         rows, weight = ctx.saved_tensors
-        of_rows, of_weight, of_bias = ctx.needs_input_grad
+        needs = ctx.needs_input_grad
         return (
-            torch.bmm(grad, weight) if of_rows else None,
-            hoisted.product(grad, rows) if of_weight else None,
-            grad.sum(1) if of_bias else None,
+            torch.bmm(grad, weight) if needs[0] else None,
+            hoisted.product(grad, rows) if needs[1] else None,
+            grad.sum(1) if needs[2] else None,
         )
 
 

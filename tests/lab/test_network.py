@@ -54,11 +54,13 @@ def test_runs_whose_products_are_cut_learn_as_ever(task, frozen, monkeypatch):
     assert len(cut) == layers - frozen
 
 
-def test_one_network_alone_and_autocast_stay_with_torch(monkeypatch):
+def test_one_network_alone_other_transforms_and_autocast_stay_with_torch(monkeypatch):
     monkeypatch.setattr(network, "CUT_ON", ("cpu",))
     monkeypatch.setattr(network.RunsLinear, "forward", None)
     layer, rows = torch.nn.Linear(3, 2), torch.randn(4, 3)
     assert torch.equal(network.of_rows(layer, rows), layer(rows))
+    summed = torch.func.grad(lambda rows: torch.vmap(lambda one: network.of_rows(layer, one))(rows).sum())
+    torch.testing.assert_close(summed(rows[None]), layer.weight.sum(0).expand(1, 4, 3))
     with torch.autocast("cpu", torch.bfloat16):
         ours = torch.vmap(lambda rows: network.of_rows(layer, rows))(rows[None])
         assert torch.equal(ours, torch.vmap(layer)(rows[None]))

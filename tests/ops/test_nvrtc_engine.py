@@ -555,6 +555,17 @@ def test_a_kernel_is_compiled_once_on_a_machine(fake_compiler, tmp_path):
     assert [path.suffix for path in (tmp_path / "kernels").iterdir()] == [".cubin"]
 
 
+def test_a_damaged_kernel_is_compiled_again(fake_compiler, tmp_path):
+    first = compiler.compile_to_cubin({"D": "5"}, (9, 0))
+    (path,) = (tmp_path / "kernels").iterdir()
+    for damaged in (b"", path.read_bytes()[:-1], path.read_bytes() + b"more"):
+        path.write_bytes(damaged)
+        assert compiler.compile_to_cubin({"D": "5"}, (9, 0)) == first
+    assert len(fake_compiler.compiled) == 4
+    assert compiler.compile_to_cubin({"D": "5"}, (9, 0)) == first
+    assert len(fake_compiler.compiled) == 4
+
+
 def test_another_shape_gpu_compiler_or_source_is_compiled_again(fake_compiler, monkeypatch, tmp_path):
     compiler.compile_to_cubin({"D": "5"}, (9, 0))
     compiler.compile_to_cubin({"D": "6"}, (9, 0))

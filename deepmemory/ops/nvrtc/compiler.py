@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
-import tempfile
 from array import array
 from contextlib import suppress
 from ctypes import byref, c_char_p, c_int, c_size_t, c_uint, c_void_p
@@ -20,6 +19,7 @@ from deepmemory.ops.nvrtc import products
 
 SOURCE = Path(__file__).with_name("sweep.cu")
 FOLDER = "DEEPMEMORY_KERNELS"  # environment variable: where compiled kernels are kept; empty: nowhere
+DIGEST = 32  # bytes at the start of a kept kernel that tell whether the rest is whole
 
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
@@ -70,20 +70,25 @@ def kernel_folder() -> Path | None:
 
 
 def _kept(source: str, options: list[str]) -> bytes:
-    """From the folder of kernels if it is there, and if not, for the next time."""
+    """From the folder of kernels if it is there and whole, and if not, for the next time."""
     folder = kernel_folder()
     if folder is None:
         return _compile(source, options)
     name = sha256("\0".join([source, *options, *map(str, nvrtc_version())]).encode()).hexdigest()
     path = folder / f"{name[:40]}.cubin"
     with suppress(OSError):
-        return path.read_bytes()
+        content = path.read_bytes()
+        if sha256(content[DIGEST:]).digest() == content[:DIGEST]:
+            return content[DIGEST:]
     cubin = _compile(source, options)
+    part = path.with_suffix(f".{os.getpid()}.part")  # whole at once under its name: another process may be reading
     with suppress(OSError):  # a disk that is full or may not be written to costs time and no more
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
-            file.write(cubin)
-        os.replace(file.name, path)  # at once: another process may be reading
+        try:
+            part.write_bytes(sha256(cubin).digest() + cubin)
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
     return cubin
 
 
