@@ -462,3 +462,12 @@ def test_accuracies_are_as_good_when_they_are_high():
     line = line_of(made(setting, tests), "translation_lr_ablation")
     assert line.measure == "accuracy"
     assert line.at_least_as_good == 1
+
+
+def test_time_on_gpus_and_on_cpus_is_told_apart(tmp_path):
+    record(tmp_path, [made(paper.setting("natlang", "dmu", 1), [106.0] * 5)])
+    text = (write_report(tmp_path).page.parent / "real.md").read_text()
+    assert "Training took 1:00 on GPUs, all studies together." in text
+    record(tmp_path, [made(paper.setting("natlang", "rhn", 1), [110.0] * 5)], device="cpu")
+    text = (write_report(tmp_path).page.parent / "real.md").read_text()
+    assert "Training took 1:00 on GPUs and 1:00 on CPUs, all studies together." in text

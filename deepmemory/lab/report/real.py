@@ -90,8 +90,8 @@ def document(
         Items(table_rules_in_words()),
         Heading("Where the numbers of real data come from"),
         Text(
-            f"Training took {duration(sum(account.seconds for account in found))}, all studies together. Of the time "
-            "in which several studies shared a GPU, each counts its part." + (f" {LOOP_IN_WORDS}" if loops else "")
+            f"Training took {time_in_words(found, sessions)}, all studies together. Of the time in which "
+            "several studies shared a GPU, each counts its part." + (f" {LOOP_IN_WORDS}" if loops else "")
         ),
         Items(machines([one.study for account in found for one in account.trained], sessions)),
         Commands(
@@ -103,6 +103,21 @@ def document(
             ]
         ),
     ]
+
+
+def time_in_words(found: Sequence[Account], sessions: Mapping[int, Mapping[str, Any]]) -> str:
+    """How long everything trained, on GPUs and on CPUs."""
+    spent: dict[str, float] = {}
+    for one in (one for account in found for one in account.trained):
+        for session, seconds in one.by_session.items():
+            kind = "GPUs" if on_gpu(sessions[session]) else "CPUs"
+            spent[kind] = spent.get(kind, 0.0) + seconds
+    return " and ".join(f"{duration(seconds)} on {kind}" for kind, seconds in sorted(spent.items(), reverse=True))
+
+
+def on_gpu(session: Mapping[str, Any]) -> bool:
+    """Whether a session computed on one."""
+    return str(session["device"]).startswith("cuda")
 
 
 def epochs_in_words() -> str:
@@ -281,9 +296,8 @@ def time_part(
     """How long the studies of a table trained, and how long a Python loop would have."""
     if not ours:
         return []
-    used = {run.session for one in ours for run in one.study.runs}
-    on_gpu = all(str(sessions[session]["device"]).startswith("cuda") for session in used)
-    kind = "GPU time" if on_gpu else "Training time"
+    used = {session for one in ours for session in one.by_session}
+    kind = "GPU time" if all(on_gpu(sessions[session]) for session in used) else "Training time"
     text = f"{kind} of the studies in this table: {duration(sum(one.seconds for one in ours))}."
     known = [(loops[key], one) for one in ours if (key := key_of(one.study.setting)) in loops]
     if known:

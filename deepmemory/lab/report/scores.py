@@ -110,11 +110,16 @@ class Trained:
 
     @property
     def seconds(self) -> float:
-        """That the study trained; runs of one session trained side by side."""
-        by_session: dict[int, float] = {}
+        """That the study trained."""
+        return sum(self.by_session.values())
+
+    @property
+    def by_session(self) -> dict[int, float]:
+        """Seconds that the study trained in each session, whose runs trained side by side."""
+        found: dict[int, float] = {}
         for run in self.study.runs:
-            by_session[run.session] = max(run.seconds, by_session.get(run.session, 0.0))
-        return sum(by_session.values())
+            found[run.session] = max(run.seconds, found.get(run.session, 0.0))
+        return found
 
 
 @dataclass(frozen=True)
@@ -279,11 +284,6 @@ class Account:
     def others(self) -> list[Trained]:
         """Studies that are neither the paper's nor another reading of it: shortened, unfinished or changed ones."""
         return [one for one in self.trained if not one.is_papers and reading_of(one) is None]
-
-    @property
-    def seconds(self) -> float:
-        """That all of it trained."""
-        return sum(one.seconds for one in self.trained)
 
     def curves(self) -> dict[str, dict[int, list[Trained]]]:
         """Studies by figure and panel, finished or not."""
