@@ -99,7 +99,7 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert "parameter_groups" in (tmp_path / "api.html").read_text()
 
 
-def test_how_much_faster_one_gpu_engine_is_comes_from_the_file():
+def test_ratios_in_words_come_from_the_file():
     rows = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())["shapes"]
     times = {
         (row["shape"]["name"], row["contestant"]): row["as_cuda_graph"]["median_ms"]
@@ -112,3 +112,14 @@ def test_how_much_faster_one_gpu_engine_is_comes_from_the_file():
     told = re.search(r"kernels are (\d+) to (\d+) times faster", (DOCS / "design.md").read_text())
     assert told
     assert [int(number) for number in told.groups()] == [round(min(ratios)), round(max(ratios))]
+
+    def told_once(words, page):
+        (number,) = re.findall(words, page.read_text())
+        return float(number)
+
+    ours, lstm = "dm.DMU (nvrtc)", "nn.LSTM, equal weights"
+    many = told_once(r"51 small networks take ([\d.]+) times as long as\s+one", DOCS / "engines.md")
+    assert many == round(times["adding-51", ours] / times["adding", ours], 1)
+    behind = told_once(r"behind at `ptb-2` \(([\d.]+) times the LSTM\)", ROOT / "README.md")
+    assert behind == round(times["ptb-2", ours] / times["ptb-2", lstm], 1)
+    assert times["ptb-1", ours] > times["ptb-1", lstm]

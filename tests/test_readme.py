@@ -73,18 +73,22 @@ def test_make_demo_in_short(tmp_path):
     assert all(name in text for name in ("DMU", "GRU", "LSTM"))
 
 
-def test_how_close_to_the_paper_is_what_the_records_say():
+def test_tables_are_what_was_recorded(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import readme
+
+    assert all(f"<!-- {name} -->" in README for name in readme.tables())
+    assert readme.with_tables(README) == README
+    sys.modules.pop("readme")
+
+
+def test_how_long_a_study_takes_is_what_the_records_say():
     from deepmemory.lab import paper
     from deepmemory.lab.records import Records
-    from deepmemory.lab.report import markdown, real
-    from deepmemory.lab.report.scores import accounts
-    from deepmemory.lab.report.tables import pictures
 
     kept = Records(REPRODUCTION)
-    studies, language = kept.studies(), kept.study(paper.setting("natlang", "dmu").key)
+    language = kept.study(paper.setting("natlang", "dmu").key)
     kept.close()
-    assert markdown.summary(pictures(studies)) in README
-    assert real.summary(accounts(studies)) in README
     (seconds,) = re.findall(r"about (\d+) seconds on an H200", README)
     assert abs(int(seconds) - max(run.seconds for run in language.runs)) < 5
 

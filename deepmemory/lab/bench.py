@@ -21,10 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import deepmemory as dm
+from deepmemory.ops.engines import NAMES
 
 Model = Callable[[Tensor], Tensor]
-
-ENGINES = tuple(dm.engines())
 
 
 @dataclass(frozen=True)
@@ -334,7 +333,7 @@ def bench_shape(
     cells: list[str],
     slow: bool = True,
     done: Callable[[dict[str, Any]], None] = lambda row: print(line(row)),
-    engines: Container[str] = ENGINES,
+    engines: Container[str] = NAMES,
 ) -> list[dict[str, Any]]:
     """Time every contestant at one shape and hand each result to ``done`` at once; a wrong result gets no time."""
     generator = torch.Generator(device).manual_seed(1)
@@ -419,7 +418,7 @@ def bench(
     slow: bool,
     out: Path,
     say: Callable[[str], None] = print,
-    engines: Container[str] = ENGINES,
+    engines: Container[str] = NAMES,
 ) -> dict[str, Any]:
     """Time all of it; the JSON file is there from the start and whole after every single result."""
     result: dict[str, Any] = {"machine": machine(device), "shapes": [], "growth": []}

@@ -317,7 +317,7 @@ def bench(
         check_choice("shape", name, tuple(timing.SHAPES))
     modes = [check_choice("precision", name, timing.PRECISIONS) for name in split(precisions)]
     layers = [check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)]
-    ours = [check_choice("engine", name, timing.ENGINES) for name in split(engines)] if engines else timing.ENGINES
+    ours = [check_choice("engine", name, timing.NAMES) for name in split(engines)] if engines else timing.NAMES
     file = out / f"bench-{device}.json"
     result = timing.bench(device, names, modes, layers, seconds, growth, loop, file, engines=ours)
     timing.draw(result, file.with_suffix(".svg"))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 WORD_FEATURES, DENSE = 64, 100  # of the language model: of a word, and of the layer before the output
 TRANSLATION_FEATURES = 650  # of a word in either language
-CUT_ON = ("cuda",)  # devices that are faster with RunsLinear
+CUT_ON = ("cuda",)  # devices whose many multiprocessors share a product that is cut: see RunsLinear
 
 
 class Sizes(Protocol):

@@ -65,6 +65,7 @@ extern "C" void sum_products(const Products* p, int blocks, int runs) {
     emulate<1, PRODUCT_THREADS>(blocks, runs, PRODUCTS_SHARED, [&] { ProductTile(*p).run_all(); });
 }
 extern "C" int shared_bytes(int back) { return 4 * (back ? shared_size<true>() : shared_size<false>()); }
+extern "C" int streamed_floats(int back) { return back ? streamed_size<true>() : streamed_size<false>(); }
 extern "C" int arguments_bytes() { return sizeof(Arguments); }
 extern "C" int products_bytes() { return sizeof(Products); }
 extern "C" int products_shared_bytes() { return 4 * PRODUCTS_SHARED; }

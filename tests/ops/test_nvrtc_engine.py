@@ -54,6 +54,8 @@ class Emulated:
     def sweep(self, backward, arguments, blocks, runs, threads):
         assert threads == 32 * self.layout.warps
         assert self.library.shared_bytes(int(backward)) == self.layout.shared_bytes[backward]
+        sweep = self.layout.back if backward else self.layout.ahead
+        assert self.library.streamed_floats(int(backward)) == sweep.streamed_floats
         assert self.library.arguments_bytes() == 8 * len(arguments)
         run = self.library.sweep_back if backward else self.library.sweep_ahead
         run(ctypes.c_void_p(arguments.buffer_info()[0]), blocks, runs)

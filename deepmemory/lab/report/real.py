@@ -391,7 +391,7 @@ def missed_part(found: Sequence[Account]) -> list[Block]:
                 line.measure,
                 mean(line.test, line),
                 mean(line.our_test, line),
-                f"{line.at_least_as_good} of {len(line.our_tests)}",
+                f"{line.at_least_as_good} of {runs_in_words(line.outcome)}",
                 NOTHING if line.chance is None else f"{line.chance:.3f}",
                 "; ".join(f"{one.words}: {mean(outcome(one, line.measure).test, line)}" for one in others) or NOTHING,
             ]

@@ -129,9 +129,14 @@ class Outcome:
     train: Spread
     valid: Spread
     test: Spread
-    runs: int
+    tests: tuple[float, ...]  # of each run
     diverged: int
     training: int  # runs left out because they are not finished
+
+    @property
+    def runs(self) -> int:
+        """That count."""
+        return len(self.tests)
 
 
 @dataclass(frozen=True)
@@ -182,23 +187,17 @@ class Line:
         return None if self.excess is None or not (self.test and self.test.std) else self.excess / self.test.std
 
     @property
-    def our_tests(self) -> list[float]:
-        """The test score of every run that counts."""
-        return scores_of_runs(self.ours, self.measure) if self.ours else []
-
-    @property
     def at_least_as_good(self) -> int:
         """Runs of ours that reach the paper's mean test score."""
         wanted, sign = value(self.test.mean if self.test else None), -1 if higher_is_better(self.measure) else 1
-        return sum(sign * test <= sign * wanted for test in self.our_tests)
+        return sum(sign * test <= sign * wanted for test in self.outcome.tests) if self.outcome else 0
 
     @property
     def chance(self) -> float | None:
         """How likely means are at least this far apart if paper and we drew from the same scores; None: not known."""
-        ours, theirs = self.our_test, self.test
-        if not (ours and theirs and ours.std and theirs.std) or ours.mean is None or theirs.mean is None:
+        if self.outcome is None or self.excess is None or not (self.outcome.test.std and self.test and self.test.std):
             return None
-        return welch(ours.mean - theirs.mean, (ours.std, len(self.our_tests)), (theirs.std, paper.REAL_RUNS))
+        return welch(self.excess, (self.outcome.test.std, self.outcome.runs), (self.test.std, paper.REAL_RUNS))
 
     @property
     def verdict(self) -> str:
@@ -374,18 +373,13 @@ def outcome(of: Trained, measure: str, scale: Callable[[float], float] = float) 
     """Best, mean and deviation over the complete runs, or over all where none is; of scores on a ``scale``."""
     runs = of.complete or of.begun
     at_best = [tuple(map(scale, scores(run, of.study.series, measure, of.epochs))) for run in runs]
-    tests = [test for *_, test in at_best]
+    tests = tuple(test for *_, test in at_best)
     finite = [run for run, test in enumerate(tests) if math.isfinite(test)]
     choose = max if higher_is_better(measure) else min
     best = choose(finite, key=lambda run: tests[run]) if finite else 0
     train, valid, test = (spread(values, best) for values in zip(*at_best, strict=True))
     diverged = sum(run.state == DIVERGED for run in runs)
-    return Outcome(train, valid, test, len(runs), diverged, len(of.begun) - len(runs))
-
-
-def scores_of_runs(of: Trained, measure: str) -> list[float]:
-    """Of the runs that :func:`outcome` sums up."""
-    return [scores(run, of.study.series, measure, of.epochs)[-1] for run in of.complete or of.begun]
+    return Outcome(train, valid, test, tests, diverged, len(of.begun) - len(runs))
 
 
 def welch(difference: float, *samples: tuple[float, int]) -> float:
