@@ -9,7 +9,7 @@ import pytest
 from lab.stories import told
 
 from deepmemory.lab import at_once, cli
-from deepmemory.lab.at_once import LOGS, PIPES, run_at_once, shared_gpu
+from deepmemory.lab.at_once import LOGS, PIPES, run_at_once, shared_gpu, take_next
 from deepmemory.lab.progress import PlainLines
 from deepmemory.lab.records import Records
 from deepmemory.lab.settings import Machine, Setting
@@ -55,6 +55,17 @@ def test_three_studies_two_at_a_time_record_what_one_after_another_would(tmp_pat
     assert display.epochs == 3 * DMU.epochs
     assert sorted(tracked) == [(cell, number) for cell in ("dmu", "gru", "rnn") for number in (1, 2, 3)]
     assert display.seconds_left() == 0
+
+
+def test_studies_of_a_task_are_taken_together_where_one_task_runs():
+    other = replace(GRU, task="temporal-order")
+    waiting = [other, DMU, RNN]
+    assert take_next(waiting, {"adding"}) == DMU
+    assert take_next(waiting, {"adding"}) == RNN
+    assert take_next(waiting, {"adding"}) is None
+    assert waiting == [other]
+    assert take_next(waiting, set()) == other
+    assert take_next(waiting, set()) is None
 
 
 def test_a_study_that_fails_leaves_the_others_alone(tmp_path):

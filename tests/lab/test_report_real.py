@@ -58,18 +58,41 @@ def line_of(study, table=None):
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def test_a_score_is_taken_at_the_epoch_that_is_best_on_validation_for_it():
+CURVES = (  # loss, perplexity, accuracy: train, valid, test
+    (1.5, 1.4, 1.3, 5.0, 4.0, 4.5, 0.7, 0.6, 0.5),
+    (1.2, 1.3, 1.6, 4.0, 4.1, 4.4, 0.8, 0.7, 0.4),
+    (1.1, math.nan, 1.2, 3.0, math.inf, 4.0, 0.9, 0.5, 0.6),
+    (0.9, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0),  # after the paper has stopped
+)
+
+
+def test_a_score_is_taken_at_the_epoch_that_is_best_on_validation():
     study = made(paper.setting("translation", "dmu", 1), [6.0])
-    table = [  # loss, perplexity, accuracy: train, valid, test
-        (1.5, 1.4, 1.3, 5.0, 4.0, 4.5, 0.7, 0.6, 0.5),
-        (1.2, 1.3, 1.6, 4.0, 4.1, 4.4, 0.8, 0.7, 0.4),
-        (1.1, math.nan, 1.2, 3.0, math.inf, 4.0, 0.9, 0.5, 0.6),
-        (0.9, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0),  # after the paper has stopped
-    ]
-    run = replace(study.runs[0], curves=tuple(table))
-    assert scores(run, study.series, "loss", 3) == (1.2, 1.3, 1.6)
-    assert scores(run, study.series, "perplexity", 3) == (5.0, 4.0, 4.5)
-    assert scores(run, study.series, "accuracy", 3) == (0.8, 0.7, 0.4)
+    run = replace(study.runs[0], curves=CURVES)
+    assert scores(run, study.series, "loss", 3, by="loss") == (1.2, 1.3, 1.6)
+    assert scores(run, study.series, "perplexity", 3, by="perplexity") == (5.0, 4.0, 4.5)
+    assert scores(run, study.series, "accuracy", 3, by="accuracy") == (0.8, 0.7, 0.4)
+    assert scores(run, study.series, "perplexity", 3, by="accuracy") == (4.0, 4.1, 4.4)
+
+
+def test_perplexities_of_translation_are_those_of_the_most_accurate_epoch():
+    study = made(paper.setting("translation", "dmu", 1), [6.0])
+    good, end = study.runs[0].curves[-2:]
+    early = (*end[:3], 5.0, 5.0, 5.0, *end[6:])  # a better perplexity, but not as accurate
+    study = replace(study, runs=(replace(study.runs[0], curves=(early, *study.runs[0].curves[1:])),))
+    assert line_of(study).outcome.test.mean == good[5] == 6.0
+    text = to_markdown(document(accounts([study]), SESSIONS, "dmu report"))
+    paper_and_ours = "| DMU, depth 1, Spanish | 6.04 ± 0.14 | 5.00 | 6.00 | 7.24 ± 0.17 | 9.09 |"
+    assert paper_and_ours in text.split("### Which epoch")[1]
+
+
+def test_rows_of_another_release_of_the_data_are_counted_apart_too():
+    spanish = paper.setting("translation", "dmu", 1)
+    german = change(spanish, {"language": "german"})
+    text = to_markdown(document(accounts([made(spanish, [6.0]), made(german, [9.0])]), SESSIONS, "dmu report"))
+    assert "1 of 4 rows of the paper's tables that were run are reproduced. Without German" in text
+    assert "an older one than the authors': 1 of 2." in text
+    assert "Without German" not in to_markdown(document(accounts([made(spanish, [6.0])]), SESSIONS, "dmu report"))
 
 
 def test_best_is_the_run_that_is_best_on_the_test_and_its_train_score_goes_with_it():
@@ -321,7 +344,7 @@ def test_both_pages_say_the_same(recorded):
     assert "| " + " | ".join(dmu) + " |" in text
     rhn = "| 106.11; 110.39 ± 4.36 | 130.00; nan | nan | nan | 2, 1 diverged | **not reproduced** |"
     assert rhn in text
-    assert "GPU time of the studies in this table: 2:00." in text
+    assert "The studies in this table trained 2:00 on GPUs." in text
     assert "| DMU, depth 1 | limit = 64; after 4 of 500 epochs | 4.500 | 5.000 | 1 |" in text
     shown = Tables(report.page.read_text())
     assert dmu in shown.rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deepmemory.lab import paper
@@ -33,6 +33,7 @@ from deepmemory.lab.report.scores import (
     Trained,
     both_readings,
     exp,
+    in_the_end,
     is_ablated,
     outcome,
     part_name,
@@ -71,8 +72,9 @@ def document(
         Text(
             f"The paper (arXiv 2105.14092) compares DMU and RHN at four depths, {REAL_RUNS} runs of each, and "
             "prints best, mean and standard deviation over the runs. Every score is taken at the epoch that was best "
-            "on validation for that score; the best run is the one that is best on the test. In the tables, “best; "
-            f"mean ± deviation” stand in one column (ours of a sample, n - 1). Epochs: {epochs_in_words()}."
+            "on validation for that score, in translation for accuracy; the best run is the one that is best on the "
+            "test. In the tables, “best; mean ± deviation” stand in one column (ours of a sample, n - 1). Epochs: "
+            f"{epochs_in_words()}."
         ),
         Text(agreement(found, verdicts)),
         *([Table(*summary_table(found), left=2)] if any(account.chosen for account in found) else []),
@@ -90,8 +92,9 @@ def document(
         Items(table_rules_in_words()),
         Heading("Where the numbers of real data come from"),
         Text(
-            f"Training took {time_in_words(found, sessions)}, all studies together. Of the time in which "
-            "several studies shared a GPU, each counts its part." + (f" {LOOP_IN_WORDS}" if loops else "")
+            f"Training took {time_in_words((one for account in found for one in account.trained), sessions)}, all "
+            "studies together. Of the time in which several studies shared a GPU, each counts its part; what changed "
+            "machines counts where it ended." + (f" {LOOP_IN_WORDS}" if loops else "")
         ),
         Items(machines([one.study for account in found for one in account.trained], sessions)),
         Commands(
@@ -105,19 +108,14 @@ def document(
     ]
 
 
-def time_in_words(found: Sequence[Account], sessions: Mapping[int, Mapping[str, Any]]) -> str:
-    """How long everything trained, on GPUs and on CPUs."""
+def time_in_words(studies: Iterable[Trained], sessions: Mapping[int, Mapping[str, Any]]) -> str:
+    """How long studies trained, on GPUs and on CPUs; a run that changed machines counts where it ended."""
     spent: dict[str, float] = {}
-    for one in (one for account in found for one in account.trained):
+    for one in studies:
         for session, seconds in one.by_session.items():
-            kind = "GPUs" if on_gpu(sessions[session]) else "CPUs"
+            kind = "GPUs" if str(sessions[session]["device"]).startswith("cuda") else "CPUs"
             spent[kind] = spent.get(kind, 0.0) + seconds
     return " and ".join(f"{duration(seconds)} on {kind}" for kind, seconds in sorted(spent.items(), reverse=True))
-
-
-def on_gpu(session: Mapping[str, Any]) -> bool:
-    """Whether a session computed on one."""
-    return str(session["device"]).startswith("cuda")
 
 
 def epochs_in_words() -> str:
@@ -133,6 +131,11 @@ def agreement(found: Sequence[Account], verdicts: Sequence[TableVerdict]) -> str
     if not judged:
         return "No study here has the paper's settings and all of its epochs; nothing is compared with the paper."
     said = [f"{judged.count(REPRODUCED)} of {len(judged)} rows of the paper's tables that were run are reproduced."]
+    other = [verdict for account in found for verdict in account.judged(*paper.OTHER_DATA)]
+    if other:
+        good, rows = judged.count(REPRODUCED) - other.count(REPRODUCED), len(judged) - len(other)
+        names = " and ".join(map(part_name, paper.OTHER_DATA))
+        said.append(f"Without {names}, whose file here is an older one than the authors': {good} of {rows}.")
     decided = [v for v in verdicts if v.agrees is not None]
     if decided:
         hold, neither = sum(bool(v.agrees) for v in decided), sum(not v.agrees and not v.printed for v in decided)
@@ -296,9 +299,7 @@ def time_part(
     """How long the studies of a table trained, and how long a Python loop would have."""
     if not ours:
         return []
-    used = {session for one in ours for session in one.by_session}
-    kind = "GPU time" if all(on_gpu(sessions[session]) for session in used) else "Training time"
-    text = f"{kind} of the studies in this table: {duration(sum(one.seconds for one in ours))}."
+    text = f"The studies in this table trained {time_in_words(ours, sessions)}."
     known = [(loops[key], one) for one in ours if (key := key_of(one.study.setting)) in loops]
     if known:
         seconds = sum(loop.run_seconds * len(one.study.runs) for loop, one in known)
@@ -433,8 +434,37 @@ def readings_part(found: Sequence[Account]) -> list[Block]:
             rows.append([line.place.words, line.measure, both(line.test, line), ours, theirs])
         blocks.append(Table(["test", "measure", "paper", *reading.labels], rows, left=2))
         blocks += images([other for _, other in pairs])
-    blocks += perplexity_part(found) + rates_part(found)
+    blocks += epoch_part(found) + perplexity_part(found) + rates_part(found)
     return [Heading("Other readings of the real-data part"), *blocks] if blocks else []
+
+
+def epoch_part(found: Sequence[Account]) -> list[Block]:
+    """The epoch at which a perplexity of translation is taken."""
+    rows, nearer = [], list[bool]()
+    for account in found:
+        by = paper.EPOCH_BY.get(account.task)
+        for line in account.boards[0].lines:
+            if by is None or line.ours is None or line.test is None:
+                continue
+            own, chosen = (outcome(line.ours, line.measure, by=measure).test for measure in (line.measure, by))
+            end = in_the_end(line.ours, line.measure)
+            rows.append([line.place.words, *(mean(of, line) for of in (line.test, own, chosen, line.train, end))])
+            if line.place.part not in paper.OTHER_DATA:
+                theirs = value(line.test.mean)
+                nearer.append(abs(value(chosen.mean) - theirs) < abs(value(own.mean) - theirs))
+    if not rows:
+        return []
+    heads = ["study", "test, paper", "best perplexity", "best accuracy", "train, paper", "validation in the end"]
+    return [
+        Heading("Which epoch: that of the best perplexity or of the best accuracy", 3),
+        Text(
+            "The paper takes all scores from the epoch that was best on validation and does not say by which score. In "
+            f"{sum(nearer)} of {len(nearer)} rows of translation from the authors' own file, its perplexity on the "
+            "test is nearer to ours at the epoch of the best accuracy: that one stands in the tables. What it prints "
+            "as perplexity of training stands beside ours on validation after the last epoch, the nearest to it here."
+        ),
+        Table(heads, rows),
+    ]
 
 
 def perplexity_part(found: Sequence[Account]) -> list[Block]:

@@ -1,7 +1,8 @@
 """What records of real data say, in numbers: our rows of the paper's tables.
 
-Every score is taken at the epoch that was best on validation for that score, over the epochs that the paper trains.
-A study stands in a table of the paper only if its settings are the paper's and at least one run has had all epochs.
+Every score is taken at the epoch that was best on validation for that score, over the epochs that the paper trains;
+in translation at the epoch with the best accuracy, perplexities too. A study stands in a table of the paper only if
+its settings are the paper's and at least one run has had all epochs.
 """
 
 from __future__ import annotations
@@ -273,10 +274,10 @@ class Account:
                 boards.append(Board(name, lines))
         return boards
 
-    def judged(self, part: str | None = None) -> list[str]:
-        """Verdicts of the rows that can be compared, of one part or of all; a row printed in two tables counts once."""
+    def judged(self, *parts: str) -> list[str]:
+        """Verdicts of the rows that can be compared, of these parts or of all; a row in two tables counts once."""
         rows = {(line.place, line.measure): line.verdict for board in self.boards for line in board.lines}
-        wanted = [verdict for (place, _), verdict in rows.items() if part in (None, place.part)]
+        wanted = [verdict for (place, _), verdict in rows.items() if not parts or place.part in parts]
         return [verdict for verdict in wanted if verdict in (REPRODUCED, NOT_REPRODUCED)]
 
     @property
@@ -369,10 +370,13 @@ def better_rate(one: Trained, two: Trained) -> Trained:
 # --- from runs to numbers -------------------------------------------------------------------------
 
 
-def outcome(of: Trained, measure: str, scale: Callable[[float], float] = float) -> Outcome:
-    """Best, mean and deviation over the complete runs, or over all where none is; of scores on a ``scale``."""
-    runs = of.complete or of.begun
-    at_best = [tuple(map(scale, scores(run, of.study.series, measure, of.epochs))) for run in runs]
+def outcome(of: Trained, measure: str, scale: Callable[[float], float] = float, by: str | None = None) -> Outcome:
+    """Best, mean and deviation over the complete runs, or over all where none is; of scores on a ``scale``.
+
+    ``by`` is the measure that chooses the epoch, if not the usual one.
+    """
+    runs, by = of.complete or of.begun, by or paper.EPOCH_BY.get(of.place.task, measure)
+    at_best = [tuple(map(scale, scores(run, of.study.series, measure, of.epochs, by))) for run in runs]
     tests = tuple(test for *_, test in at_best)
     finite = [run for run, test in enumerate(tests) if math.isfinite(test)]
     choose = max if higher_is_better(measure) else min
@@ -399,14 +403,23 @@ def welch(difference: float, *samples: tuple[float, int]) -> float:
     return max(0.0, 1 - 2 * scale * area)
 
 
-def scores(run: Run, series: Sequence[str], measure: str, epochs: int) -> tuple[float, float, float]:
-    """Train, validation and test score at the epoch that was best on validation; nan if none was finite."""
-    columns = [series.index(f"{split}_{measure}") for split in SPLITS]
-    rows = [tuple(row[column] for column in columns) for row in run.curves[:epochs]]
-    finite = [(train, valid, test) for train, valid, test in rows if math.isfinite(valid)]
+def scores(run: Run, series: Sequence[str], measure: str, epochs: int, by: str) -> tuple[float, float, float]:
+    """Train, validation and test score at the epoch whose ``by`` was best on validation; nan if none was finite."""
+    columns, chooser = [series.index(f"{split}_{measure}") for split in SPLITS], series.index(f"valid_{by}")
+    finite = [row for row in run.curves[:epochs] if math.isfinite(row[chooser])]
     if not finite:
         return math.nan, math.nan, math.nan
-    return (max if higher_is_better(measure) else min)(finite, key=lambda row: row[1])
+    chosen = (max if higher_is_better(by) else min)(finite, key=lambda row: row[chooser])
+    train, valid, test = (chosen[column] for column in columns)
+    return train, valid, test
+
+
+def in_the_end(of: Trained, measure: str) -> Spread:
+    """Best, mean and deviation of the runs' validation scores after the last of the paper's epochs."""
+    column = of.study.series.index(f"valid_{measure}")
+    values = [run.curves[: of.epochs][-1][column] for run in of.complete or of.begun]
+    best = (max if higher_is_better(measure) else min)(values)
+    return spread(values, values.index(best))
 
 
 def spread(values: Sequence[float], best: int) -> Spread:
