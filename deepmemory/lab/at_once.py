@@ -68,9 +68,11 @@ def run_at_once(
     with shared_gpu(display.say) if on_gpu else nullcontext():
         try:
             while waiting or workers:
-                running = {setting.task for setting, _ in workers.values()} if on_gpu else set[str]()
-                while len(workers) < count and (setting := take_next(waiting, running)):
-                    running = {setting.task} if on_gpu else running
+                while len(workers) < count:
+                    tasks = {running.task for running, _ in workers.values()} if on_gpu else set[str]()
+                    setting = take_next(waiting, tasks)
+                    if setting is None:
+                        break
                     here, there = context.Pipe(duplex=False)
                     work = (setting, seeds, out, machine, watch, there, living)
                     process = context.Process(target=train_one, args=work, daemon=True)

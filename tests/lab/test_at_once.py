@@ -57,7 +57,26 @@ def test_three_studies_two_at_a_time_record_what_one_after_another_would(tmp_pat
     assert display.seconds_left() == 0
 
 
-def test_studies_of_a_task_are_taken_together_where_one_task_runs():
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_a_study_of_another_task_waits(device, tmp_path, monkeypatch):
+    other = replace(GRU, task="temporal-order")
+    taken = []
+
+    def watched(waiting, tasks):
+        setting = take_next(waiting, tasks)
+        taken.append(setting and setting.task)
+        return setting
+
+    monkeypatch.setattr(at_once, "take_next", watched)
+    # Without a GPU the two that ask for one fail, one after the other all the same.
+    run_at_once(2, [DMU, other], SEEDS, tmp_path, replace(CPU, device=device), Kept())
+    begun = [task for task in taken if task]
+    assert begun == ["adding", "temporal-order"]
+    together = taken[:2] == begun
+    assert together == (device == "cpu")
+
+
+def test_of_those_that_wait_the_first_of_a_task_is_taken():
     other = replace(GRU, task="temporal-order")
     waiting = [other, DMU, RNN]
     assert take_next(waiting, {"adding"}) == DMU

@@ -458,7 +458,8 @@ def epoch_part(found: Sequence[Account]) -> list[Block]:
     return [
         Heading("Which epoch: that of the best perplexity or of the best accuracy", 3),
         Text(
-            "The paper takes all scores from the epoch that was best on validation and does not say by which score. In "
+            "The paper takes all scores from the epoch that was best on validation and does not say by which score. "
+            "The authors' published code takes each at its own best epoch; the printed numbers do not look like it. In "
             f"{sum(nearer)} of {len(nearer)} rows of translation from the authors' own file, its perplexity on the "
             "test is nearer to ours at the epoch of the best accuracy: that one stands in the tables. What it prints "
             "as perplexity of training stands beside ours on validation after the last epoch, the nearest to it here."
