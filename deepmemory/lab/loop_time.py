@@ -34,17 +34,15 @@ class LoopTime:
     name: str
     step_seconds: float  # median
     steps: int  # of an epoch
-    epochs: int
 
-    @property
-    def run_seconds(self) -> float:
-        """One run, trained to the end, evaluation not counted."""
-        return self.step_seconds * self.steps * self.epochs
+    def run_seconds(self, epochs: int) -> float:
+        """One run of so many epochs, evaluation not counted."""
+        return self.step_seconds * self.steps * epochs
 
 
 def key_of(setting: Setting) -> str:
-    """The same for studies whose steps take the same time: learning rates do not count."""
-    return replace(setting, lr=1.0, module_rate="formula").key
+    """The same for studies whose steps take the same time: learning rates and weight decay do not count."""
+    return replace(setting, lr=1.0, module_rate="formula", weight_decay=0.0, gamma=1.0).key
 
 
 def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
@@ -77,7 +75,7 @@ def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
         seconds.append(clock(device) - started)
         feed.keep(tree_map(lambda t: t.detach(), output))
     name = " ".join(StudyProgress(setting, wanted=1).label)
-    return LoopTime(key_of(setting), name, statistics.median(seconds[1:] or seconds), len(shapes), setting.epochs)
+    return LoopTime(key_of(setting), name, statistics.median(seconds[1:] or seconds), len(shapes))
 
 
 def first(value: Any) -> Any:
@@ -101,7 +99,8 @@ def write(settings: Iterable[Setting], machine: Machine, out: Path, say: Callabl
         wanted.setdefault(key_of(setting), setting)
     for key, setting in wanted.items():
         known[key] = one = measure(setting, machine)
-        say(f"{one.name}: {one.step_seconds:.3f} s for a step, {one.run_seconds / 3600:.1f} hours for a run")
+        hours = one.run_seconds(setting.epochs) / 3600
+        say(f"{one.name}: {one.step_seconds:.3f} s for a step, {hours:.1f} hours for a run")
         told = {"machine": versions(), "timed_steps": STEPS, "studies": [asdict(each) for each in known.values()]}
         write_whole(path, (json.dumps(told, indent=1) + "\n").encode())
     return path

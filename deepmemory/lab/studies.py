@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,6 +102,9 @@ def run_study(
             missing = [seed for seed in missing if seed not in group.seeds]
             torch.set_num_threads(machine.threads or fitting_threads(group))
             train_group(records, study, session, trainer, group, path, observers)
+        if tests := tests_recorded(trainer, known, missing):
+            records.write_end(study, dict.fromkeys(tests, SPENT), tests)
+            missing = [seed for seed in missing if seed not in tests]
         if missing:
             lost = [seed for seed in missing if seed in known]
             if lost:
@@ -162,6 +165,17 @@ def is_done(run: Run, setting: Setting) -> bool:
     if run.state == RUNNING or (run.state == SPENT and len(run.curves) < setting.epochs):
         return False
     return run.test is not None or run.best_epoch is None
+
+
+def tests_recorded(trainer: Trainer, known: Mapping[int, Run], seeds: Iterable[int]) -> dict[int, list[float]]:
+    """What the best weights measured on the test set, of runs that have lost their weights after the last epoch."""
+    columns = [column for column, name in enumerate(trainer.series) if name.startswith("test_")]
+    runs = [known[seed] for seed in seeds if seed in known]
+    return {
+        run.seed: [run.curves[run.best_epoch - 1][column] for column in columns]
+        for run in runs
+        if columns and run.best_epoch and run.state == RUNNING and len(run.curves) == trainer.setting.epochs
+    }
 
 
 def usable_checkpoints(

@@ -12,7 +12,7 @@ from deepmemory.lab.settings import Machine, Setting, change
 
 CPU = Machine("cpu", threads=1)
 SMALL = Setting(hidden=(3,), min_length=24, max_length=26, batch=4, steps=6, epochs=7)
-REAL = {task: Setting(task, hidden=(4,), batch=4, epochs=9) for task in real_data.TASKS}
+REAL = {task: Setting(task, hidden=(4,), batch=4) for task in real_data.TASKS}
 
 
 @pytest.mark.parametrize("cell", ["dmu", "lstm"])
@@ -23,14 +23,13 @@ def test_every_task_can_be_timed(task, cell, monkeypatch):
     setting = change(REAL[task], {"cell": cell} | ({"window": 5} if task == "natlang" else {}))
     found = measure(setting, CPU)
     assert found.key == key_of(setting)
-    assert found.epochs == 9
     feed = made_task.feed(0, setting, torch.zeros(1, dtype=torch.int64), 4, torch.float32)
     assert found.steps == len(feed.plan(0))
     assert found.step_seconds > 0
 
 
 def test_a_run_is_all_of_its_steps():
-    assert LoopTime("key", "name", step_seconds=0.5, steps=20, epochs=3).run_seconds == 30
+    assert LoopTime("key", "name", step_seconds=0.5, steps=20).run_seconds(epochs=3) == 30
 
 
 def test_what_is_timed_is_a_plain_loop_that_learns(monkeypatch):
@@ -49,7 +48,7 @@ def test_what_is_timed_is_a_plain_loop_that_learns(monkeypatch):
     assert machine.engine == "plain"
     assert not machine.graph
     assert all((old != new).any() for old, new in zip(before, network.parameters(), strict=True))
-    assert (found.steps, found.epochs) == (6, 7)
+    assert found.steps == 6
 
 
 def test_times_accumulate_in_a_file_beside_the_records(tmp_path):
@@ -64,9 +63,10 @@ def test_times_accumulate_in_a_file_beside_the_records(tmp_path):
 
 def test_studies_that_differ_in_their_rates_are_timed_once(tmp_path, monkeypatch):
     timed = []
-    monkeypatch.setattr(loop_time, "measure", lambda s, machine: timed.append(s) or LoopTime(key_of(s), "", 0.9, 1, 1))
+    monkeypatch.setattr(loop_time, "measure", lambda s, machine: timed.append(s) or LoopTime(key_of(s), "", 0.9, 1))
     deep = paper.setting("natlang", "dmu", 5)
-    write([deep, paper.setting("natlang", "dmu-c", 5), change(deep, {"lr": 0.5})], CPU, tmp_path, lambda text: None)
+    others = [paper.setting("natlang", "dmu-c", 5), change(deep, {"lr": 0.5, "weight_decay": 0.1, "gamma": 0.5})]
+    write([deep, *others], CPU, tmp_path, lambda text: None)
     assert timed == [deep]
 
 
@@ -79,7 +79,7 @@ def test_a_damaged_file_is_named(tmp_path):
 def test_the_report_sets_a_loops_hours_beside_ours(tmp_path, monkeypatch):
     setting, other = paper.setting("natlang", "dmu", 1), paper.setting("natlang", "rhn", 1)
     record(tmp_path, [made(setting, [106.0] * 5), made(other, [110.0] * 5)])
-    monkeypatch.setattr(loop_time, "measure", lambda setting, machine: LoopTime(key_of(setting), "", 0.9, 1000, 40))
+    monkeypatch.setattr(loop_time, "measure", lambda setting, machine: LoopTime(key_of(setting), "", 0.9, 1000))
     write([setting], CPU, tmp_path, say=lambda text: None)
     text = (write_report(tmp_path).page.parent / "real.md").read_text()
     assert "As a Python loop, one run after another: about 50.0 hours for 1 of them." in text

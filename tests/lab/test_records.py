@@ -4,9 +4,11 @@ import math
 import sqlite3
 import threading
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
+from lab.real_data import TASKS
 from lab.stories import told
 
 from deepmemory.lab import records, studies, training
@@ -80,6 +82,20 @@ def test_without_its_checkpoint_a_run_starts_again_and_says_so(tmp_path, capsys)
     next(tmp_path.glob("a/checkpoints/*/*.safetensors")).unlink()
     assert carry_out(tmp_path / "a") == whole
     assert "no checkpoint for seeds [0, 1, 2]; they start again" in capsys.readouterr().out
+
+
+def test_a_run_whose_last_epoch_is_recorded_needs_no_checkpoint_where_every_epoch_is_tested(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "task_of", lambda setting, data=None: TASKS[setting.task]())
+    setting = Setting("translation", hidden=(4,), batch=4, epochs=3)
+    whole = carry_out(tmp_path / "b", setting)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "test", Mock(side_effect=Crash))
+        with pytest.raises(Crash):
+            carry_out(tmp_path / "a", setting)
+    next(tmp_path.glob("a/checkpoints/*/*.safetensors")).unlink()
+    assert told(tmp_path / "a") != whole
+    monkeypatch.setattr(training, "train", None)
+    assert carry_out(tmp_path / "a", setting) == whole
 
 
 def test_a_diverged_run_is_recorded(tmp_path):

@@ -86,6 +86,21 @@ def test_perplexities_of_translation_are_those_of_the_most_accurate_epoch():
     assert paper_and_ours in text.split("### Which epoch")[1]
 
 
+def test_perplexities_of_language_are_those_of_the_epoch_with_the_lowest_loss():
+    study = made(paper.setting("natlang", "dmu", 1), [106.0])
+    early = (*study.runs[0].curves[0][:3], 100.0, 100.0, 100.0)  # a better perplexity at a higher loss
+    study = replace(study, runs=(replace(study.runs[0], curves=(early, *study.runs[0].curves[1:])),))
+    assert line_of(study).outcome.test.mean == 106.0
+
+
+def test_pixels_in_another_way_than_ours_are_told_over_all_epochs_that_were_trained():
+    ours = paper.setting("pixel-mnist", "dmu")
+    longer = replace(ours, lr=0.5, epochs=ours.epochs + 9)
+    assert outcome(trained(made(longer, [0.99], epochs=longer.epochs)), "accuracy").test.mean == 0.99
+    same = replace(ours, epochs=longer.epochs)
+    assert outcome(trained(made(same, [0.99], epochs=longer.epochs)), "accuracy").test.mean == pytest.approx(0.891)
+
+
 def test_rows_of_another_release_of_the_data_are_counted_apart_too():
     spanish = paper.setting("translation", "dmu", 1)
     german = change(spanish, {"language": "german"})

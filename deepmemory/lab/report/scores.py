@@ -67,7 +67,7 @@ class Trained:
     study: Study
     place: Place
     changes: tuple[tuple[str, object], ...]  # settings that differ from the paper's
-    epochs: int  # that the paper trains
+    epochs: int  # that the paper trains; of pixels in another way than ours, those of the study
 
     @cached_property
     def complete(self) -> list[Run]:
@@ -305,7 +305,8 @@ def trained(study: Study) -> Trained:
     place, published = nearest(study.setting)
     theirs, own = asdict(published), asdict(study.setting)
     changes = tuple((name, own[name]) for name in own if own[name] != theirs[name] and name not in COORDINATES)
-    return Trained(study, place, changes, published.epochs)
+    own_recipe = place.task == "pixel-mnist" and changes
+    return Trained(study, place, changes, study.setting.epochs if own_recipe else published.epochs)
 
 
 COORDINATES = ("epochs", "language", "pixels")  # settings that a place tells, or that the records tell better
