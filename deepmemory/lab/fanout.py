@@ -15,7 +15,7 @@ import os
 import platform
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,15 @@ from deepmemory.lab import training
 from deepmemory.lab.progress import Display
 from deepmemory.lab.records import Records, Run, checkpoint_bytes, load_checkpoint, provenance, write_whole
 from deepmemory.lab.settings import Machine, Setting
-from deepmemory.lab.studies import RUNS_PER_THREAD, SavingTimes, Tracker, is_done, recorded_runs, usable_checkpoints
+from deepmemory.lab.studies import (
+    RUNS_PER_THREAD,
+    SavingTimes,
+    Tracker,
+    finish_recorded,
+    is_done,
+    recorded_runs,
+    usable_checkpoints,
+)
 from deepmemory.lab.training import Epoch
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
@@ -129,9 +137,10 @@ def run_on_ray(
                 held.enter_context(records.lock(setting, display.say))
                 known = {run.seed: run for run in recorded_runs(records, setting)}
                 display.begin(setting, list(known.values()))
-                jobs += cut(records, setting, seeds, known, share.runs or fitting_runs(share, len(seeds)))
+                size = share.runs or fitting_runs(share, len(seeds))
+                jobs += cut(records, setting, seeds, known, size, display.say)
                 if not any(job.setting is setting for job in jobs):
-                    display.end(setting, list(known.values()))
+                    display.end(setting, recorded_runs(records, setting))
             return Driver(records, jobs, machine, share, display, track).drive()
     finally:
         records.close()
@@ -160,13 +169,21 @@ def fitting_runs(share: Share, runs: int) -> int:
     return runs if share.gpus else max(1, round(share.cpus)) * RUNS_PER_THREAD
 
 
-def cut(records: Records, setting: Setting, seeds: Sequence[int], known: dict[int, Run], size: int) -> list[Job]:
+def cut(
+    records: Records,
+    setting: Setting,
+    seeds: Sequence[int],
+    known: dict[int, Run],
+    size: int,
+    say: Callable[[str], None] = print,
+) -> list[Job]:
     """Groups that were begun go on as they are; the seeds nobody has are cut evenly."""
     missing = [seed for seed in seeds if seed not in known or not is_done(known[seed], setting)]
     folder, jobs = records.checkpoint_folder(setting), []
     for path, _, info in usable_checkpoints(records, setting, known, missing):
         jobs.append(Job(setting, info["seeds"], path, resume=True, epoch=info["epoch"], saved=info["epoch"]))
         missing = [seed for seed in missing if seed not in info["seeds"]]
+    missing = finish_recorded(records, setting, missing, say)
     groups = -(-len(missing) // size)
     for group in range(groups):
         part = missing[group * len(missing) // groups : (group + 1) * len(missing) // groups]

@@ -114,4 +114,6 @@ def read(out: Path | str) -> Sequence[LoopTime]:
     try:
         return [LoopTime(**one) for one in json.loads(path.read_text(encoding="utf-8"))["studies"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged ({error}); remove it, or write it anew with dmu bench --studies") from None
+        raise ValueError(
+            f"{path} cannot be read ({error}); remove it, and write it anew with dmu bench --studies"
+        ) from None

@@ -184,7 +184,7 @@ REAL_DATA: dict[str, dict[str, dict[int, RealDataSetting]]] = {
 
 
 # The paper gives no recipe for the pixels; this one is ours. Units are the DMU's, one linear layer each; the other
-# cells get as many units as make their weights the nearest in number, and learn at the rate of the DMU's module.
+# cells get as many units as make their weights the nearest in number, and learn and decay like the DMU's module.
 UNITS = (96, 128)
 PIXEL_RECIPE: dict[str, Any] = {"lr": 0.01, "weight_decay": 1e-4, "gamma": 0.86, "batch": 128, "epochs": 25}
 PIXEL_MEMORY_BIAS = 4.0  # 784 steps are a long time to remember
@@ -253,7 +253,9 @@ def real(task: str, cell: str, depth: int, units: int) -> Setting:
     if task == "pixel-mnist":
         width = units if kind == "dmu" else equal_width(kind, FEATURES[task], 2 * units * (FEATURES[task] + units + 1))
         made = Setting(task, kind, (width,), **PIXEL_RECIPE)
-        return replace(made, memory_bias=PIXEL_MEMORY_BIAS) if kind == "dmu" else replace(made, lr=made.lr / 2)
+        if kind == "dmu":
+            return replace(made, memory_bias=PIXEL_MEMORY_BIAS)
+        return replace(made, lr=made.lr / 2, weight_decay=made.weight_decay / 2)
     if depth not in DEPTHS:
         raise ValueError(f"{task}: the paper has depths {', '.join(map(str, DEPTHS))}, got {depth}; see dmu train")
     row = REAL_DATA[task]["dmu" if kind == "dmu" else "rhn"][depth]

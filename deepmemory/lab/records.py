@@ -590,7 +590,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         reason = f"it notes no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
         raise RecordsError(
             f"{path} is not a checkpoint that can be used here: {reason}. It was not loaded. "
-            "Move it away, and its runs start again; the records stay as they are"
+            "Move it away, and its runs start again, but for those that have ended; the records stay as they are"
         ) from error
     return tensors, info
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from deepmemory.lab import training
 from deepmemory.lab.progress import Display
-from deepmemory.lab.records import RUNNING, SPENT, Records, Run, load_checkpoint, save_checkpoint
+from deepmemory.lab.records import DIVERGED, REACHED, RUNNING, SPENT, Records, Run, load_checkpoint, save_checkpoint
 from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.training import Epoch, Group, Trainer
 
@@ -102,9 +102,7 @@ def run_study(
             missing = [seed for seed in missing if seed not in group.seeds]
             torch.set_num_threads(machine.threads or fitting_threads(group))
             train_group(records, study, session, trainer, group, path, observers)
-        if tests := tests_recorded(trainer, known, missing):
-            records.write_end(study, dict.fromkeys(tests, SPENT), tests)
-            missing = [seed for seed in missing if seed not in tests]
+        missing = finish_recorded(records, setting, missing, observers.display.say)
         if missing:
             lost = [seed for seed in missing if seed in known]
             if lost:
@@ -167,15 +165,22 @@ def is_done(run: Run, setting: Setting) -> bool:
     return run.test is not None or run.best_epoch is None
 
 
-def tests_recorded(trainer: Trainer, known: Mapping[int, Run], seeds: Iterable[int]) -> dict[int, list[float]]:
-    """What the best weights measured on the test set, of runs that have lost their weights after the last epoch."""
-    columns = [column for column, name in enumerate(trainer.series) if name.startswith("test_")]
-    runs = [known[seed] for seed in seeds if seed in known]
-    return {
-        run.seed: [run.curves[run.best_epoch - 1][column] for column in columns]
-        for run in runs
-        if columns and run.best_epoch and run.state == RUNNING and len(run.curves) == trainer.setting.epochs
-    }
+def finish_recorded(records: Records, setting: Setting, seeds: Sequence[int], say: Callable[[str], None]) -> list[int]:
+    """End runs that have lost their weights after their last epoch, where every epoch is tested; returns the others."""
+    study = records.study(setting.key)
+    columns = [column for column, name in enumerate(study.series) if name.startswith("test_")] if study else []
+    if study is None or not columns:
+        return list(seeds)
+    states, tests = dict[int, str](), dict[int, list[float]]()
+    for run in study.runs:
+        ended = run.state in (REACHED, DIVERGED) or len(run.curves) >= setting.epochs
+        if run.seed in seeds and ended and run.best_epoch and run.best_epoch <= len(run.curves):
+            states[run.seed] = SPENT if run.state == RUNNING else run.state
+            tests[run.seed] = [run.curves[run.best_epoch - 1][column] for column in columns]
+    if tests:
+        records.write_end(records.open_study(setting, study.series), states, tests)
+        say(f"{setting.task} {setting.cell}: no checkpoint for seeds {sorted(tests)}; finished from the records")
+    return [seed for seed in seeds if seed not in tests]
 
 
 def usable_checkpoints(

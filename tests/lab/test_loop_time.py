@@ -72,7 +72,7 @@ def test_studies_that_differ_in_their_rates_are_timed_once(tmp_path, monkeypatch
 
 def test_a_damaged_file_is_named(tmp_path):
     (tmp_path / loop_time.FILE).write_text('{"studies": [{"key": 1}]}')
-    with pytest.raises(ValueError, match=r"loop\.json is damaged"):
+    with pytest.raises(ValueError, match=r"loop\.json cannot be read"):
         read(tmp_path)
 
 

@@ -75,9 +75,10 @@ def test_architectures_of_real_data():
 
 
 @pytest.mark.parametrize("units", paper.UNITS)
-def test_cells_for_pixels_have_equal_weights_and_learn_as_fast_as_the_module(units):
+def test_cells_for_pixels_have_equal_weights_and_learn_like_the_module(units):
     dmu, gru, lstm = (paper.setting("pixel-mnist", cell, units=units) for cell in ("dmu", "gru", "lstm"))
     assert gru.lr == lstm.lr == dmu.lr / 2  # lr / 2n with n = 1
+    assert gru.weight_decay == lstm.weight_decay == dmu.weight_decay / 2
     counts = [weight_count(setting, digits()) for setting in (dmu, gru, lstm)]
     assert counts[0] == {96: 19_786, 128: 34_570}[units]
     assert all(abs(count - counts[0]) < 0.03 * counts[0] for count in counts)

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from lab.real_data import TASKS
+from lab.real_data import TASKS as REAL_TASKS
 from lab.stories import told
 
 from deepmemory.lab import records, studies, training
@@ -52,6 +52,7 @@ def test_a_crash_at_any_moment_changes_no_number(tmp_path, monkeypatch, moment, 
 
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, crash)
+        patch.setattr(studies.SavingTimes, "due", lambda *_: True)  # however slow this machine is at the moment
         with pytest.raises(Crash):
             carry_out(tmp_path / "crashed")
     assert told(tmp_path / "crashed") != undisturbed
@@ -84,18 +85,55 @@ def test_without_its_checkpoint_a_run_starts_again_and_says_so(tmp_path, capsys)
     assert "no checkpoint for seeds [0, 1, 2]; they start again" in capsys.readouterr().out
 
 
-def test_a_run_whose_last_epoch_is_recorded_needs_no_checkpoint_where_every_epoch_is_tested(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "task_of", lambda setting, data=None: TASKS[setting.task]())
-    setting = Setting("translation", hidden=(4,), batch=4, epochs=3)
-    whole = carry_out(tmp_path / "b", setting)
+def lose_the_weights_after_the_last_epoch(out, setting, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(training, "test", Mock(side_effect=Crash))
         with pytest.raises(Crash):
-            carry_out(tmp_path / "a", setting)
-    next(tmp_path.glob("a/checkpoints/*/*.safetensors")).unlink()
+            carry_out(out, setting)
+    next(out.glob("checkpoints/*/*.safetensors")).unlink()
+
+
+@pytest.fixture
+def made_data(monkeypatch):
+    monkeypatch.setattr(training, "task_of", lambda setting, data=None: REAL_TASKS[setting.task]())
+
+
+@pytest.mark.usefixtures("made_data")
+@pytest.mark.parametrize("diverged", [0, 1, 3])
+def test_a_run_needs_no_weights_to_end_where_every_epoch_is_tested(tmp_path, monkeypatch, capsys, diverged):
+    original = training.finish_epoch
+
+    def diverge(trainer, group, values, seconds):
+        for place, run in enumerate(group.rows):
+            if group.epoch == 1 and run < diverged:
+                values[place] = [math.nan] * len(values[place])
+        return original(trainer, group, values, seconds)
+
+    monkeypatch.setattr(training, "finish_epoch", diverge)
+    setting = Setting("translation", hidden=(4,), batch=4, epochs=3)
+    whole = carry_out(tmp_path / "b", setting)
+    assert [state for state, *_ in whole.values()].count("diverged") == diverged
+    lose_the_weights_after_the_last_epoch(tmp_path / "a", setting, monkeypatch)
     assert told(tmp_path / "a") != whole
+    capsys.readouterr()
     monkeypatch.setattr(training, "train", None)
     assert carry_out(tmp_path / "a", setting) == whole
+    assert "no checkpoint for seeds [0, 1, 2]; finished from the records" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("made_data")
+def test_fewer_epochs_than_recorded_are_no_reason_to_start_again(tmp_path, monkeypatch):
+    setting = Setting("translation", hidden=(4,), batch=4, epochs=3)
+    lose_the_weights_after_the_last_epoch(tmp_path, setting, monkeypatch)
+    monkeypatch.setattr(training, "train", None)
+    assert {len(curves) for *_, curves in carry_out(tmp_path, replace(setting, epochs=2)).values()} == {3}
+
+
+def test_where_epochs_are_not_tested_a_run_without_weights_starts_again(tmp_path, monkeypatch, capsys):
+    whole = carry_out(tmp_path / "b")
+    lose_the_weights_after_the_last_epoch(tmp_path / "a", TINY, monkeypatch)
+    assert carry_out(tmp_path / "a") == whole
+    assert "they start again" in capsys.readouterr().out
 
 
 def test_a_diverged_run_is_recorded(tmp_path):

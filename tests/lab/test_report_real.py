@@ -96,7 +96,9 @@ def test_perplexities_of_language_are_those_of_the_epoch_with_the_lowest_loss():
 def test_pixels_in_another_way_than_ours_are_told_over_all_epochs_that_were_trained():
     ours = paper.setting("pixel-mnist", "dmu")
     longer = replace(ours, lr=0.5, epochs=ours.epochs + 9)
-    assert outcome(trained(made(longer, [0.99], epochs=longer.epochs)), "accuracy").test.mean == 0.99
+    told = trained(made(longer, [0.99], epochs=longer.epochs))
+    assert outcome(told, "accuracy").test.mean == 0.99
+    assert told.words == f"lr = 0.5, epochs = {longer.epochs}"
     same = replace(ours, epochs=longer.epochs)
     assert outcome(trained(made(same, [0.99], epochs=longer.epochs)), "accuracy").test.mean == pytest.approx(0.891)
 

@@ -72,9 +72,9 @@ def document(
         Text(
             f"The paper (arXiv 2105.14092) compares DMU and RHN at four depths, {REAL_RUNS} runs of each, and "
             "prints best, mean and standard deviation over the runs. Scores are taken at the epoch that was best on "
-            "validation: of music and language by loss, of translation and pixels by accuracy; the best run is the one "
-            "that is best on the test. In the tables, “best; mean ± deviation” stand in one column (ours of a sample, "
-            f"n - 1). Epochs: {epochs_in_words()}."
+            f"validation ({choosers_in_words()}); the best run is the one that is best on the test. In the tables, "
+            "“best; mean ± deviation” stand in one column (ours of a sample, n - 1). Epochs: "
+            f"{epochs_in_words()}."
         ),
         Text(agreement(found, verdicts)),
         *([Table(*summary_table(found), left=2)] if any(account.chosen for account in found) else []),
@@ -118,6 +118,12 @@ def time_in_words(studies: Iterable[Trained], sessions: Mapping[int, Mapping[str
     return " and ".join(f"{duration(seconds)} on {kind}" for kind, seconds in sorted(spent.items(), reverse=True))
 
 
+def choosers_in_words() -> str:
+    """By which measure an epoch is the best."""
+    usual = {task: paper.MEASURES[task.replace("-", "_")] for task in REAL}
+    return ", ".join(f"{TITLES[task].lower()} by {measure}" for task, measure in (usual | paper.EPOCH_BY).items())
+
+
 def epochs_in_words() -> str:
     """What the paper trains."""
     return ", ".join(f"{TITLES[task].lower()} {epochs}" for task, epochs in paper.REAL_EPOCHS.items()) + (
@@ -141,7 +147,9 @@ def agreement(found: Sequence[Account], verdicts: Sequence[TableVerdict]) -> str
         hold, neither = sum(bool(v.agrees) for v in decided), sum(not v.agrees and not v.printed for v in decided)
         said.append(f"{hold} of {len(decided)} of its statements that these records can decide hold here.")
         if neither:
-            said.append(f"{neither} of the others do not hold in its own tables either.")
+            said.append(
+                f"{neither} of the others {'does' if neither == 1 else 'do'} not hold in its own tables either."
+            )
     few = [one for account in found for one in account.chosen.values() if len(one.complete) < REAL_RUNS]
     if few:
         said.append(f"{len(few)} studies have fewer than {REAL_RUNS} runs: take their rows as a hint.")
@@ -287,7 +295,7 @@ def board_part(board: Board, sessions: Mapping[int, Mapping[str, Any]], loops: M
     unit = "points" if pixels else "standard deviations of the paper"
     text = f"The difference is ours less the paper's mean on the test, in {unit}."
     if pixels:
-        text += " Units are the DMU's; the other cells have as many weights."
+        text += " Units are the DMU's; the other cells have as many weights and learn at the rate of its module."
     if perplexity:
         text += " The perplexity is the mean over batches of exp(cross-entropy), as the authors take it."
     return [Heading(board.title, 3), Text(text), Table(heads, rows, left), *time_part(board.ours, sessions, loops)]
@@ -453,15 +461,18 @@ def epoch_part(found: Sequence[Account]) -> list[Block]:
     if not rows:
         return []
     heads = ["study", "test, paper", "best perplexity", "best accuracy", "train, paper", "validation in the end"]
-    left_out = " and ".join(map(part_name, paper.OTHER_DATA))
+    left_out = f" ({' and '.join(map(part_name, paper.OTHER_DATA))} left out)" if len(rows) > len(nearer) else ""
+    compared = (
+        f"In {sum(nearer)} of {len(nearer)} rows{left_out} its perplexity on the test is nearer to ours at the epoch "
+        "of the best accuracy than at that of the best perplexity. "
+    )
     return [
         Heading("Which epoch: that of the best perplexity or of the best accuracy", 3),
         Text(
             "The paper takes its scores from the epoch that was best on validation and does not say by which score. "
-            "The launcher of the authors' published code sets accuracy for translation, and the printed numbers agree: "
-            f"in {sum(nearer)} of {len(nearer)} rows ({left_out} left out) its perplexity on the test is nearer to "
-            "ours at the epoch of the best accuracy. That one stands in the tables. What it prints as perplexity of "
-            "training stands beside ours on validation after the last epoch, the nearest to it here."
+            "The launcher of the authors' published code sets accuracy for translation: that is how the tables above "
+            f"have it. {compared if nearer else ''}What the paper prints as perplexity of training stands beside ours "
+            "on validation after the last epoch, the nearest to it here."
         ),
         Table(heads, rows),
     ]
@@ -497,8 +508,9 @@ def rates_part(found: Sequence[Account]) -> list[Block]:
     blocks: list[Block] = [
         Heading("The learning rate of DMU-C", 3),
         Text(
-            "The paper searched a rate for DMU-C and does not print it. The tables above have the rate of the DMU, or "
-            "where more were trained the one that is best on validation."
+            "The paper searched a rate for DMU-C and does not print it. The tables above have a rate that was trained "
+            "to the end, of several the one with the most runs and then the one that is best on validation. Where it "
+            "is not the DMU's, it is named."
         ),
     ]
     rows = []

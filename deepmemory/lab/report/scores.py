@@ -1,8 +1,8 @@
 """What records of real data say, in numbers: our rows of the paper's tables.
 
-Every score is taken at the epoch that was best on validation for that score, over the epochs that the paper trains;
-in translation at the epoch with the best accuracy, perplexities too. A study stands in a table of the paper only if
-its settings are the paper's and at least one run has had all epochs.
+Scores are taken at the epoch that was best on validation among those that the paper trains, by the measure that
+``paper.EPOCH_BY`` names for the task, or else each by its own. A study stands in a table of the paper only if its
+settings are the paper's and at least one run has had all epochs.
 """
 
 from __future__ import annotations
@@ -305,8 +305,11 @@ def trained(study: Study) -> Trained:
     place, published = nearest(study.setting)
     theirs, own = asdict(published), asdict(study.setting)
     changes = tuple((name, own[name]) for name in own if own[name] != theirs[name] and name not in COORDINATES)
-    own_recipe = place.task == "pixel-mnist" and changes
-    return Trained(study, place, changes, study.setting.epochs if own_recipe else published.epochs)
+    if place.task != "pixel-mnist" or place.cell == paper.DMU_C or not changes:
+        return Trained(study, place, changes, published.epochs)
+    # The paper trains pixels for no number of epochs that we know of: it is a part of the recipe.
+    longer = [("epochs", own["epochs"])] if own["epochs"] != theirs["epochs"] else []
+    return Trained(study, place, (*changes, *longer), own["epochs"])
 
 
 COORDINATES = ("epochs", "language", "pixels")  # settings that a place tells, or that the records tell better
