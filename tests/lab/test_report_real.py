@@ -222,7 +222,7 @@ def test_of_several_rates_of_a_dmu_c_the_best_on_validation_stands_in_the_table(
     assert account.others == []
     text = to_markdown(document(found, SESSIONS, "dmu report"))
     assert "| 1 | DMU-C (lr 0.005) |" in text
-    assert "| DMU-C, depth 1 | 0.02 | 121.20 | 120.00; 120.00 ± 0.00 | 2 |" in text
+    assert "| Language, DMU-C, depth 1 | 0.02 | 121.20 | 120.00; 120.00 ± 0.00 | 2 |" in text
 
 
 def test_cells_that_the_paper_did_not_train_stand_without_its_numbers():

@@ -519,9 +519,8 @@ def rates_part(found: Sequence[Account]) -> list[Block]:
         of = outcome(one, paper.MEASURES[one.place.task])
         of_table = outcome(one, board.measure)
         valid = show(of.valid.mean, Board(one.place.task, []))
-        rows.append(
-            [one.place.words, f"{one.study.setting.lr:g}", valid, both(of_table.test, board), runs_in_words(of)]
-        )
+        name = f"{TITLES[one.place.task]}, {one.place.words}"
+        rows.append([name, f"{one.study.setting.lr:g}", valid, both(of_table.test, board), runs_in_words(of)])
     if rows:
         blocks.append(Table(["study", "rate", "validation, mean", "test, as in the table", "runs"], rows))
     return blocks
