@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from lab.made_studies import made, record
 from lab.stories import told
 
 pytest.importorskip("ray", reason="--on ray needs Ray: pip install 'deepmemory[ray]'")
@@ -17,12 +18,12 @@ pytest.importorskip("ray", reason="--on ray needs Ray: pip install 'deepmemory[r
 import ray
 from ray.cluster_utils import Cluster
 
-from deepmemory.lab import cli, fanout
+from deepmemory.lab import cli, fanout, paper
 from deepmemory.lab.fanout import Driver, Share, Trained, cut, run_on_ray
 from deepmemory.lab.progress import PlainLines
-from deepmemory.lab.records import Records
+from deepmemory.lab.records import RUNNING, SPENT, Records
 from deepmemory.lab.settings import Machine, Setting
-from deepmemory.lab.studies import run_studies
+from deepmemory.lab.studies import recorded_runs, run_studies
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::FutureWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
@@ -186,6 +187,22 @@ def test_what_no_node_has_is_said(cluster, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_on_ray([TINY], range(2), tmp_path, CPU, display, share=Share(cpus=99, gpus=1))
     assert display.said == ["waiting: no node of the cluster has the 99 CPUs and 1 GPUs that a group asks for"]
+
+
+def test_runs_whose_last_epoch_is_recorded_are_not_handed_out(tmp_path):
+    setting = paper.setting("pixel-mnist", "dmu")
+    record(tmp_path, [made(setting, [0.98] * 2, state=RUNNING), made(replace(setting, lr=0.5), [0.98] * 2, epochs=3)])
+    records, said = Records(tmp_path, write=True), []
+
+    def seeds_to_train(of):
+        known = {run.seed: run for run in recorded_runs(records, of)}
+        return [job.seeds for job in cut(records, of, range(3), known, 9, said.append)]
+
+    assert seeds_to_train(setting) == [[2]]
+    assert said == ["pixel-mnist dmu: no checkpoint for seeds [0, 1]; finished from the records"]
+    assert {run.state for run in recorded_runs(records, setting)} == {SPENT}
+    assert seeds_to_train(replace(setting, lr=0.5)) == [[0, 1, 2]]
+    records.close()
 
 
 def test_groups_are_even_and_a_gpu_takes_all(tmp_path):
