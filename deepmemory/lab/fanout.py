@@ -175,7 +175,7 @@ def cut(
     seeds: Sequence[int],
     known: dict[int, Run],
     size: int,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None],
 ) -> list[Job]:
     """Groups that were begun go on as they are; the seeds nobody has are cut evenly."""
     missing = [seed for seed in seeds if seed not in known or not is_done(known[seed], setting)]

@@ -483,6 +483,11 @@ NO_DATA = ("portuguese",)  # its file was not at hand; see deepmemory.lab.data.r
 OTHER_DATA = ("german",)  # the file is an older release than the authors', by the words in it
 
 
+def measure_of(task: str) -> str:
+    """What the task's own table is about."""
+    return MEASURES[task.replace("-", "_")]
+
+
 def kind_of(setting: Setting) -> str:
     """The cell's name in the paper: a DMU whose module learns like everything else is ``dmu-c``."""
     return DMU_C if setting.cell == "dmu" and setting.module_rate == SHARED_RATE else setting.cell

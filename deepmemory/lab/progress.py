@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from deepmemory.lab.paper import MEASURES, depth_of, kind_of
+from deepmemory.lab.paper import depth_of, kind_of, measure_of
 from deepmemory.lab.records import Run
 from deepmemory.lab.settings import SYNTHETIC, THRESHOLDS, Setting, threshold_label
 from deepmemory.lab.tasks import NatLang, PixelMNIST, PolyMusic, Translation
@@ -99,7 +99,7 @@ class StudyProgress:
     @property
     def measured(self) -> str:
         """What the score is: what the paper's table of the task has."""
-        return "loss" if self.synthetic else MEASURES[self.setting.task.replace("-", "_")]
+        return "loss" if self.synthetic else measure_of(self.setting.task)
 
     @property
     def column(self) -> int:

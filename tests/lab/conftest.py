@@ -1,5 +1,8 @@
 import pytest
 import torch
+from lab.real_data import TASKS
+
+from deepmemory.lab import training
 
 
 @pytest.fixture(autouse=True)
@@ -9,3 +12,9 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def made_data(monkeypatch):
+    """Tasks with real data train on small made data."""
+    monkeypatch.setattr(training, "task_of", lambda setting, data=None: TASKS[setting.task]())

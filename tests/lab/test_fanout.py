@@ -207,11 +207,11 @@ def test_runs_whose_last_epoch_is_recorded_are_not_handed_out(tmp_path):
 
 def test_groups_are_even_and_a_gpu_takes_all(tmp_path):
     records = Records(tmp_path, write=True)
-    jobs = cut(records, TINY, range(51), {}, fanout.fitting_runs(Share(), 51))
+    jobs = cut(records, TINY, range(51), {}, fanout.fitting_runs(Share(), 51), print)
     assert sorted(len(job.seeds) for job in jobs) == [12, 13, 13, 13]
     assert sorted(seed for job in jobs for seed in job.seeds) == list(range(51))
     assert len({job.path for job in jobs}) == 4
-    assert len(cut(records, TINY, range(51), {}, fanout.fitting_runs(Share(gpus=1), 51))) == 1
+    assert len(cut(records, TINY, range(51), {}, fanout.fitting_runs(Share(gpus=1), 51), print)) == 1
     records.close()
 
 

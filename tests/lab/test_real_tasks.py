@@ -28,11 +28,6 @@ def small(task, cell="dmu", **changes):
     return replace(setting, **made, **({"window": 10} if task == "natlang" else {}))
 
 
-@pytest.fixture
-def made_data(monkeypatch):
-    monkeypatch.setattr(training, "task_of", lambda setting, data=None: TASKS[setting.task]())
-
-
 def train_all(setting, seeds):
     trainer = make_trainer(setting, CPU)
     group = fresh_group(trainer, seeds)

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from lab.real_data import TASKS as REAL_TASKS
 from lab.stories import told
 
 from deepmemory.lab import records, studies, training
@@ -91,11 +90,6 @@ def lose_the_weights_after_the_last_epoch(out, setting, monkeypatch):
         with pytest.raises(Crash):
             carry_out(out, setting)
     next(out.glob("checkpoints/*/*.safetensors")).unlink()
-
-
-@pytest.fixture
-def made_data(monkeypatch):
-    monkeypatch.setattr(training, "task_of", lambda setting, data=None: REAL_TASKS[setting.task]())
 
 
 @pytest.mark.usefixtures("made_data")

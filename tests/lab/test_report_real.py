@@ -12,9 +12,10 @@ from lab.made_studies import made, record, series_of
 from deepmemory.lab import paper
 from deepmemory.lab.report import write_report
 from deepmemory.lab.report.blocks import to_markdown
+from deepmemory.lab.report.cells import runs_in_words
 from deepmemory.lab.report.claims import RULES, judge, our_means, printed_means, table_verdicts
 from deepmemory.lab.report.figures import curve, draw_curves, render
-from deepmemory.lab.report.real import document, runs_in_words, summary
+from deepmemory.lab.report.real import document, summary
 from deepmemory.lab.report.scores import (
     NO_DATA,
     NOT_REPRODUCED,

@@ -128,7 +128,7 @@ def draw_curves(panels: dict[int, list[scores.Trained]]) -> Any:
 
     example = next(iter(panels.values()))[0]
     place, changed = example.place, "" if example.is_papers else example.changed
-    measure = paper.MEASURES[place.task.replace("-", "_")]
+    measure = paper.measure_of(place.task)
     figure = Figure(figsize=(2.2 + 2.6 * max(2, len(panels)), 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     shown: dict[str, Any] = {}

@@ -10,7 +10,8 @@ from deepmemory.lab import paper
 from deepmemory.lab.loop_time import STEPS, LoopTime, key_of
 from deepmemory.lab.paper import REAL_RUNS, Spread
 from deepmemory.lab.progress import duration
-from deepmemory.lab.report.blocks import Block, Commands, Heading, Image, Items, Table, Text, table
+from deepmemory.lab.report.blocks import Block, Commands, Heading, Items, Table, Text, table
+from deepmemory.lab.report.cells import NOTHING, both, cell_name, difference, images, mean, runs_in_words, show
 from deepmemory.lab.report.claims import (
     Means,
     TableVerdict,
@@ -19,6 +20,7 @@ from deepmemory.lab.report.claims import (
     table_rules_in_words,
     table_verdicts,
 )
+from deepmemory.lab.report.readings import readings_part
 from deepmemory.lab.report.scores import (
     NO_DATA,
     NOT_REPRODUCED,
@@ -28,19 +30,12 @@ from deepmemory.lab.report.scores import (
     Account,
     Board,
     Line,
-    Outcome,
-    Place,
     Trained,
-    both_readings,
     exp,
-    in_the_end,
-    is_ablated,
     outcome,
     part_name,
-    rates,
     size_in_words,
     task_of_table,
-    value,
 )
 from deepmemory.lab.report.tables import machines
 from deepmemory.lab.settings import REAL
@@ -48,8 +43,6 @@ from deepmemory.lab.settings import REAL
 TITLE = "Real data, paper and ours"
 WORDS = {True: "agrees", False: "**differs**", None: "open"}
 HOLDS = {True: "holds", False: "**does not hold**"}
-NOTHING = "–"  # noqa: RUF001
-FORMATS = {"loss": ".3f", "perplexity": ".2f", "accuracy": ".3f"}
 LOOP_IN_WORDS = (
     f"What a Python loop would take is extrapolated from {STEPS} training steps of one run of each study on the same "
     "kind of machine, with the plain engine, without CUDA graphs, evaluation not counted."
@@ -120,7 +113,7 @@ def time_in_words(studies: Iterable[Trained], sessions: Mapping[int, Mapping[str
 
 def choosers_in_words() -> str:
     """By which measure an epoch is the best."""
-    usual = {task: paper.MEASURES[task.replace("-", "_")] for task in REAL}
+    usual = {task: paper.measure_of(task) for task in REAL}
     return ", ".join(f"{TITLES[task].lower()} by {measure}" for task, measure in (usual | paper.EPOCH_BY).items())
 
 
@@ -244,19 +237,6 @@ def task_part(
     return [*blocks, *([claims_table(own)] if own else [])]
 
 
-def images(studies: Sequence[Trained]) -> list[Block]:
-    """The figures that show these studies, each once."""
-    found: dict[str, Block] = {}
-    for one in sorted(studies, key=lambda one: one.place.order):
-        measure = paper.MEASURES[one.place.task.replace("-", "_")]
-        of = ", ".join(
-            filter(None, (TITLES[one.place.task], part_name(one.place.part), "" if one.is_papers else one.changed))
-        )
-        alt = f"{of}: {measure} of training (thin) and validation by epoch, mean and range of runs"
-        found.setdefault(one.figure, Image(one.figure, alt))
-    return list(found.values())
-
-
 def board_part(board: Board, sessions: Mapping[int, Mapping[str, Any]], loops: Mapping[str, LoopTime]) -> list[Block]:
     """One table of the paper beside ours."""
     perplexity = board.measure == "perplexity"
@@ -314,51 +294,6 @@ def time_part(
         which = "" if len(known) == len(ours) else f" for {len(known)} of them"
         text += f" As a Python loop, one run after another: about {seconds / 3600:.1f} hours{which}."
     return [Text(text)]
-
-
-def cell_name(line: Line) -> str:
-    """The rate of a DMU-C, where it is not the DMU's."""
-    changed = dict(line.ours.changes) if line.ours else {}
-    return line.place.cell.upper() + (f" (lr {changed['lr']:g})" if "lr" in changed else "")
-
-
-def show(number: float | None, of: Board | Line) -> str:
-    """One score as its table has it."""
-    if number is None or math.isnan(number):
-        return "nan"
-    return f"{number:.1%}" if of.task == "pixel-mnist" else format(number, FORMATS[of.measure])
-
-
-def both(spread: Spread | None, of: Board | Line) -> str:
-    """Best; mean and deviation. One run has the one number only."""
-    if spread is None or (spread.std is None and spread.mean == spread.best):
-        return mean(spread, of)
-    return f"{show(spread.best, of)}; {mean(spread, of)}"
-
-
-def mean(spread: Spread | None, of: Board | Line) -> str:
-    """Mean and deviation."""
-    if spread is None:
-        return NOTHING
-    deviation = "" if spread.std is None else f" ± {show(spread.std, of).removesuffix('%')}"
-    return show(spread.mean, of) + deviation
-
-
-def difference(line: Line) -> str:
-    """In deviations of the paper; in points of a per cent where it prints none."""
-    if line.excess is None:
-        return NOTHING
-    if math.isnan(line.excess):
-        return "nan"
-    return f"{100 * line.excess:+z.1f}" if line.deviations is None else f"{line.deviations:+z.1f}"
-
-
-def runs_in_words(of: Outcome | None) -> str:
-    """How many there are, and what became of the others."""
-    if of is None:
-        return NOTHING
-    diverged = f", {of.diverged} diverged" if of.diverged else ""
-    return f"{of.runs}{diverged}" + (f", {of.training} unfinished" if of.training else "")
 
 
 def claims_table(verdicts: Sequence[TableVerdict]) -> Table:
@@ -419,111 +354,7 @@ def missed_part(found: Sequence[Account]) -> list[Block]:
     ]
 
 
-# --- readings and other settings ------------------------------------------------------------------
-
-
-def readings_part(found: Sequence[Account]) -> list[Block]:
-    """What the paper leaves open, in both readings."""
-    tasks = {account.task for account in found}
-    blocks: list[Block] = []
-    for reading in paper.TABLE_READINGS:
-        if not tasks & set(reading.tasks):
-            continue
-        blocks += [Heading(f"{reading.name}: {' or '.join(reading.labels)}", 3), Text(reading.why)]
-        pairs = both_readings(reading, found)
-        if not pairs:
-            blocks.append(Text(f"“{reading.labels[1]}”: not run. `{reading.command}` runs it."))
-            continue
-        rows = []
-        for line, other in pairs:
-            so_far = "" if other.complete else f" after {other.reached} of {other.epochs} epochs"
-            ours = both(line.our_test, line) if line.ours else NOT_RUN
-            theirs = both(outcome(other, line.measure).test, line) + so_far
-            rows.append([line.place.words, line.measure, both(line.test, line), ours, theirs])
-        blocks.append(Table(["test", "measure", "paper", *reading.labels], rows, left=2))
-        blocks += images([other for _, other in pairs])
-    blocks += epoch_part(found) + perplexity_part(found) + rates_part(found)
-    return [Heading("Other readings of the real-data part"), *blocks] if blocks else []
-
-
-def epoch_part(found: Sequence[Account]) -> list[Block]:
-    """The epoch at which a perplexity of translation is taken."""
-    by, rows, nearer = paper.EPOCH_BY["translation"], [], list[bool]()
-    for line in (line for account in found if account.task == "translation" for line in account.boards[0].lines):
-        if line.ours is None or line.test is None:
-            continue
-        own, chosen = (outcome(line.ours, line.measure, by=measure).test for measure in (line.measure, by))
-        end = in_the_end(line.ours, line.measure)
-        rows.append([line.place.words, *(mean(of, line) for of in (line.test, own, chosen, line.train, end))])
-        if line.place.part not in paper.OTHER_DATA:
-            theirs = value(line.test.mean)
-            nearer.append(abs(value(chosen.mean) - theirs) < abs(value(own.mean) - theirs))
-    if not rows:
-        return []
-    heads = ["study", "test, paper", "best perplexity", "best accuracy", "train, paper", "validation in the end"]
-    left_out = f" ({' and '.join(map(part_name, paper.OTHER_DATA))} left out)" if len(rows) > len(nearer) else ""
-    compared = (
-        f"In {sum(nearer)} of {len(nearer)} rows{left_out} its perplexity on the test is nearer to ours at the epoch "
-        "of the best accuracy than at that of the best perplexity. "
-    )
-    return [
-        Heading("Which epoch: that of the best perplexity or of the best accuracy", 3),
-        Text(
-            "The paper takes its scores from the epoch that was best on validation and does not say by which score. "
-            "The launcher of the authors' published code sets accuracy for translation: that is how the tables above "
-            f"have it. {compared if nearer else ''}What the paper prints as perplexity of training stands beside ours "
-            "on validation after the last epoch, the nearest to it here."
-        ),
-        Table(heads, rows),
-    ]
-
-
-def perplexity_part(found: Sequence[Account]) -> list[Block]:
-    """The two perplexities."""
-    every = [line for account in found for board in account.boards for line in board.lines]
-    lines = list({line.place: line for line in every if line.usual and line.test}.values())
-    if not lines:
-        return []
-
-    def away(line: Line, of: Outcome | None) -> float:
-        """From the paper's mean."""
-        return abs(value(of.test.mean if of else None) - value(line.test.mean if line.test else None))
-
-    nearer = sum(away(line, line.outcome) < away(line, line.usual) for line in lines)
-    return [
-        Heading("Which perplexity: mean of exp or exp of mean", 3),
-        Text(
-            "The paper calls it the exponent of the cross-entropy; the authors' published code takes the mean over "
-            "batches of exp(cross-entropy of the batch), which is larger than exp(mean cross-entropy), the usual "
-            f"definition. Both stand in the tables above. In {nearer} of {len(lines)} rows the authors' way is nearer "
-            "to the paper's number."
-        ),
-    ]
-
-
-def rates_part(found: Sequence[Account]) -> list[Block]:
-    """Learning rates of DMU-C."""
-    if not any(is_ablated(account.task, Place(account.task, paper.DMU_C, 1)) for account in found):
-        return []
-    blocks: list[Block] = [
-        Heading("The learning rate of DMU-C", 3),
-        Text(
-            "The paper searched a rate for DMU-C and does not print it. The tables above have a rate that was trained "
-            "to the end, of several the one with the most runs and then the one that is best on validation. Where it "
-            "is not the DMU's, it is named."
-        ),
-    ]
-    rows = []
-    for one in rates(found):
-        board = Board(f"{one.place.task}_lr_ablation", [])
-        of = outcome(one, paper.MEASURES[one.place.task])
-        of_table = outcome(one, board.measure)
-        valid = show(of.valid.mean, Board(one.place.task, []))
-        name = f"{TITLES[one.place.task]}, {one.place.words}"
-        rows.append([name, f"{one.study.setting.lr:g}", valid, both(of_table.test, board), runs_in_words(of)])
-    if rows:
-        blocks.append(Table(["study", "rate", "validation, mean", "test, as in the table", "runs"], rows))
-    return blocks
+# --- other settings -------------------------------------------------------------------------------
 
 
 def others_part(found: Sequence[Account]) -> list[Block]:

@@ -361,7 +361,7 @@ def printed_rows(name: str) -> list[tuple[Place, Spread | None, Spread | None]]:
 
 def better_rate(one: Trained, two: Trained) -> Trained:
     """Of two rates of a DMU-C the one with more runs, then the one that is better on validation, as in a search."""
-    measure = paper.MEASURES[one.place.task.replace("-", "_")]
+    measure = paper.measure_of(one.place.task)
     sign = -1 if higher_is_better(measure) else 1
 
     def rank(of: Trained) -> tuple[int, float]:

@@ -7,8 +7,9 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 
+from deepmemory.lab.report.cells import cell_name, difference, mean, runs_in_words
 from deepmemory.lab.report.claims import table_verdicts
-from deepmemory.lab.report.real import about, cell_name, difference, mean, runs_in_words
+from deepmemory.lab.report.real import about
 from deepmemory.lab.report.scores import Account, outcome, part_name
 from deepmemory.lab.report.tables import Picture, count_texts, row, verdicts
 from deepmemory.lab.settings import THRESHOLDS, threshold_label
