@@ -36,6 +36,7 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError("searching needs Optuna: pip install 'deepmemory[sweep]'") from None
 
 from optuna.trial import TrialState
+from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 if TYPE_CHECKING:
@@ -380,7 +381,7 @@ def open_sweep(
     if storage is None:
         out.mkdir(parents=True, exist_ok=True)
     study = optuna.create_study(
-        storage=open_storage(storage or default_storage(out)),
+        storage=take_turns(open_storage(storage or default_storage(out))),
         sampler=make_sampler(sampler, search_seed),
         pruner=make_pruner(pruner, base.epochs),
         study_name=f"{base.task}-{base.cell}-{digest}",
@@ -419,6 +420,16 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
                 raise ValueError(f"{without_password(url)} cannot be opened: {str(error).splitlines()[0]}") from None
             time.sleep(0.2 * 2**attempt)
     raise AssertionError
+
+
+def take_turns(storage: optuna.storages.RDBStorage) -> optuna.storages.RDBStorage:
+    """Have SQLite lock where a transaction begins: Python's driver begins it after the reading, so that two workers
+    that find the same trial in the queue both take it. Other databases lock the rows that Optuna reads."""
+    if storage.engine.dialect.name == "sqlite":
+        storage.engine.dispose()  # connections made so far
+        event.listen(storage.engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
+        event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    return storage
 
 
 def storage_failure(error: BaseException | None) -> str | None:

@@ -9,6 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -225,13 +228,16 @@ def share_a_search(tmp_path, storage):
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
     workers = [start(*command, "--out", tmp_path / name) for name in ("a", "b" if storage else "a")]
-    for worker in workers:
-        output, errors = worker.communicate(timeout=120)
+    try:
+        ended = [(worker, *worker.communicate(timeout=120)) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    for worker, output, errors in ended:
         assert worker.returncode == 0, errors
         result = json.loads(output.splitlines()[-1])
         assert sorted(row["lr"] for row in result["trials"]) == ["0.001", "0.01", "0.02", "0.05"]
         assert {row["state"] for row in result["trials"]} == {"complete"}
-    return result
 
 
 def test_workers_share_a_search_in_sqlite(tmp_path):
@@ -242,6 +248,24 @@ def test_workers_share_a_search_in_sqlite(tmp_path):
     dead = trials[heir.user_attrs["retries"]]
     assert dead.state == TrialState.FAIL
     assert heir.params == dead.params
+
+
+def test_no_two_workers_take_the_same_trial(tmp_path):
+    """Both look at once, over and over: SQLite by itself lets both of them have what they see."""
+    studies = [sweep.open_sweep(TINY, LR, [0], tmp_path) for _ in range(2)]
+    for _ in range(40):
+        studies[0].enqueue_trial({"lr": 0.01}, skip_if_exists=False)
+    taken, together = [], threading.Barrier(2)
+
+    def take(study):
+        together.wait()
+        while (number := study.ask().number) < 40:
+            taken.append(number)
+
+    with ThreadPoolExecutor() as pool, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna: no signs of life without optimize
+        list(pool.map(take, studies))
+    assert sorted(taken) == list(range(40))
 
 
 def test_a_worker_that_was_taken_for_dead_goes_on_with_the_next_trial(search, monkeypatch, capsys):
