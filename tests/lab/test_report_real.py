@@ -13,7 +13,7 @@ from deepmemory.lab import paper
 from deepmemory.lab.report import write_report
 from deepmemory.lab.report.blocks import to_markdown
 from deepmemory.lab.report.cells import runs_in_words
-from deepmemory.lab.report.claims import RULES, judge, our_means, printed_means, table_verdicts
+from deepmemory.lab.report.claims import RULES, judge, our_scores, printed_scores, table_verdicts
 from deepmemory.lab.report.figures import curve, draw_curves, render
 from deepmemory.lab.report.real import document, summary
 from deepmemory.lab.report.scores import (
@@ -241,7 +241,7 @@ def test_portuguese_has_no_data():
 
 
 def test_where_the_papers_text_and_its_tables_disagree():
-    printed = printed_means()
+    printed = printed_scores()
     judged = [judge(claim, printed, printed) for claim in paper.TABLE_CLAIMS]
     assert {v.claim.text for v in judged if not v.printed} == {
         "DMU is better than RHN at every depth for Spanish and German",
@@ -250,13 +250,13 @@ def test_where_the_papers_text_and_its_tables_disagree():
     }
     assert all(v.agrees == v.printed for v in judged)
     counted = next(v for v in judged if "15 of 20" in v.claim.text)
-    assert counted.seen.startswith("DMU better in 15 of 20; not: Music depth 1 (3.631 against 3.598)")
+    assert counted.seen.startswith("DMU better in 15 of 20; not: Music depth 1 (3.631 against 3.598, chance 0.27), ")
 
 
 def test_numbers_like_the_papers_give_the_papers_verdicts():
     found = accounts(list(as_printed()))
     verdicts = {v.claim.text: v for v in table_verdicts(found)}
-    assert len(our_means(found)) == 8 + 8 + 16 + 8 + 8 + 16
+    assert len(our_scores(found)) == 8 + 8 + 16 + 8 + 8 + 16
     assert verdicts["DMU outperforms RHN in 15 of 20 mean test scores"].seen.startswith("DMU better in 12 of 16; not: ")
     assert verdicts["DMU is better than RHN at every depth but 1 for Portuguese"].seen == "no data: Portuguese"
     for text, v in verdicts.items():
@@ -277,6 +277,12 @@ def test_a_statement_stays_open_until_everything_it_is_about_was_run():
 def test_every_statement_has_a_rule_in_words():
     assert {claim.check for claim in paper.TABLE_CLAIMS} == set(RULES)
     assert all(rule.__doc__ for rule in RULES.values())
+
+
+def test_a_statement_that_one_run_each_decides_tells_no_chance():
+    pair = [made(paper.setting("natlang", cell, 2), [test]) for cell, test in (("rhn", 110.0), ("dmu", 109.0))]
+    (verdict,) = [v for v in table_verdicts(accounts(pair)) if v.claim.check == "slightly"]
+    assert verdict.seen == "RHN better in 0 of 1; not: depth 2 (110 against 109); 0.9% apart"
 
 
 def test_diverged_runs_lose_against_numbers():

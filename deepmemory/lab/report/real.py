@@ -13,10 +13,10 @@ from deepmemory.lab.progress import duration
 from deepmemory.lab.report.blocks import Block, Commands, Heading, Items, Table, Text, table
 from deepmemory.lab.report.cells import NOTHING, both, cell_name, difference, images, mean, runs_in_words, show
 from deepmemory.lab.report.claims import (
-    Means,
+    Scores,
     TableVerdict,
-    our_means,
-    printed_means,
+    our_scores,
+    printed_scores,
     table_rules_in_words,
     table_verdicts,
 )
@@ -157,7 +157,7 @@ def summary(found: Sequence[Account]) -> str:
 
 def summary_table(found: Sequence[Account]) -> tuple[list[str], list[list[str]]]:
     """Heads and rows of the summary."""
-    printed, ours = printed_means(), our_means(found)
+    printed, ours = printed_scores(), our_scores(found)
     verdicts = table_verdicts(found)
     rows = []
     for account in found:
@@ -171,7 +171,7 @@ def summary_table(found: Sequence[Account]) -> tuple[list[str], list[list[str]]]
                 [
                     " ".join(filter(None, (TITLES[account.task], part_name(part)))),
                     board.measure,
-                    *(best_mean(means, board, part, cell) for cell in ("rhn", "dmu") for means in (printed, ours)),
+                    *(best_mean(scores, board, part, cell) for cell in ("rhn", "dmu") for scores in (printed, ours)),
                     f"{judged.count(REPRODUCED)} of {len(judged)}" if judged else unknown,
                     said,
                 ]
@@ -182,12 +182,12 @@ def summary_table(found: Sequence[Account]) -> tuple[list[str], list[list[str]]]
     return heads, rows
 
 
-def best_mean(means: Means, board: Board, part: str, cell: str) -> str:
+def best_mean(scores: Scores, board: Board, part: str, cell: str) -> str:
     """The best mean over all depths, with the depth."""
     found = {
-        case.size: mean
-        for (case, of), mean in means.items()
-        if (case.table, case.part, of) == (board.name, part, cell) and not math.isnan(mean)
+        case.size: score.mean
+        for (case, of), score in scores.items()
+        if (case.table, case.part, of) == (board.name, part, cell) and not math.isnan(score.mean)
     }
     if not found:
         return NOTHING
@@ -203,7 +203,8 @@ def differing(verdicts: Sequence[TableVerdict]) -> list[Block]:
         for v in verdicts
         if v.agrees is False
     ]
-    return [Text("Where it differs:"), Items(items)] if items else []
+    why = "Where it differs (“chance”: how likely means are at least as far apart if both come from the same scores):"
+    return [Text(why), Items(items)] if items else []
 
 
 def about(verdict: TableVerdict) -> str:
