@@ -45,7 +45,7 @@ def install(archive: Path, folder: Path) -> str:
 
 def build_wheel(sdist: Path, folder: Path, **environment: str) -> Path:
     """Without optimisation, which takes a while and changes nothing that is looked at here."""
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "-C", "cmake.build-type=Debug"]
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--config-settings=cmake.build-type=Debug"]
     run(*PIP, "wheel", *options, "--wheel-dir", folder, sdist, **environment)
     (wheel,) = folder.glob("*.whl")
     return wheel
