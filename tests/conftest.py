@@ -1,6 +1,7 @@
-"""Seeds and threads for every test."""
+"""Seeds, threads and signals for every test."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ settings.load_profile("deepmemory")
 def pytest_configure() -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started by a script with &; children would ignore it, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
