@@ -279,10 +279,16 @@ def test_every_statement_has_a_rule_in_words():
     assert all(rule.__doc__ for rule in RULES.values())
 
 
-def test_a_statement_that_one_run_each_decides_tells_no_chance():
-    pair = [made(paper.setting("natlang", cell, 2), [test]) for cell, test in (("rhn", 110.0), ("dmu", 109.0))]
+@pytest.mark.parametrize(
+    ("more", "chance"),
+    [([], ""), ([-1.0, 1.0], ", chance 0.29")],  # scipy.stats.ttest_ind with equal_var=False: 0.288
+    ids=["one run each", "three runs each"],
+)
+def test_a_statement_that_differs_tells_the_chance_of_it(more, chance):
+    means = {"rhn": 110.0, "dmu": 109.0}
+    pair = [made(paper.setting("natlang", cell, 2), [mean + by for by in [0.0, *more]]) for cell, mean in means.items()]
     (verdict,) = [v for v in table_verdicts(accounts(pair)) if v.claim.check == "slightly"]
-    assert verdict.seen == "RHN better in 0 of 1; not: depth 2 (110 against 109); 0.9% apart"
+    assert verdict.seen == f"RHN better in 0 of 1; not: depth 2 (110 against 109{chance}); 0.9% apart"
 
 
 def test_diverged_runs_lose_against_numbers():

@@ -13,14 +13,12 @@ from deepmemory.lab.paper import TableClaim
 from deepmemory.lab.report.scores import (
     TITLES,
     Account,
-    Outcome,
+    Score,
     higher_is_better,
     part_name,
     printed_rows,
     size_in_words,
     task_of_table,
-    value,
-    welch,
 )
 
 SLIGHT = 0.05  # scores that differ by no more are close
@@ -42,14 +40,6 @@ class Case(NamedTuple):
         return " ".join(filter(None, (title, part_name(self.part), size_in_words(task, self.size))))
 
 
-class Score(NamedTuple):
-    """What some runs have on the test."""
-
-    mean: float  # nan where they diverged
-    deviation: float | None
-    runs: int
-
-
 Scores = Mapping[tuple[Case, str], Score]  # of each case and cell
 
 
@@ -66,21 +56,15 @@ class TableVerdict:
 def printed_scores() -> Scores:
     """What the paper's tables say."""
     rows = [(name, row) for name in paper.MEASURES for row in printed_rows(name)]
-    return {
-        (Case(name, place.part, place.size), place.cell): Score(value(test.mean), test.std, paper.REAL_RUNS)
-        for name, (place, _, test) in rows
-        if test
-    }
+    return {(Case(name, place.part, place.size), place.cell): Score.of(test) for name, (place, _, test) in rows if test}
 
 
 def our_scores(found: Iterable[Account]) -> Scores:
     """What the records say."""
-
-    def score(of: Outcome) -> Score:
-        return Score(value(of.test.mean), of.test.std, of.runs)
-
     return {
-        (Case(board.name, line.place.part, line.place.size), line.place.cell): score(line.outcome)
+        (Case(board.name, line.place.part, line.place.size), line.place.cell): Score.of(
+            line.outcome.test, line.outcome.runs
+        )
         for account in found
         for board in account.boards
         for line in board.lines
@@ -129,11 +113,8 @@ def is_better(one: Score, two: Score, table: str) -> bool:
 
 def compared(one: Score, two: Score) -> str:
     """Two means, and how likely they are as far apart by chance."""
-    words = f"{one.mean:.4g} against {two.mean:.4g}"
-    if one.deviation and two.deviation:
-        chance = welch(one.mean - two.mean, (one.deviation, one.runs), (two.deviation, two.runs))
-        words += f", chance {chance:.2f}"
-    return words
+    chance = one.chance(two)
+    return f"{one.mean:.4g} against {two.mean:.4g}" + ("" if chance is None else f", chance {chance:.2f}")
 
 
 def by_part(cases: Sequence[Case]) -> dict[tuple[str, str], list[Case]]:

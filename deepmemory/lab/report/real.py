@@ -43,6 +43,10 @@ from deepmemory.lab.settings import REAL
 TITLE = "Real data, paper and ours"
 WORDS = {True: "agrees", False: "**differs**", None: "open"}
 HOLDS = {True: "holds", False: "**does not hold**"}
+CHANCE = (
+    "“chance” is how likely two means are at least as far apart if both come from the same scores, by Welch's t-test "
+    "on means, deviations and numbers of runs"
+)
 LOOP_IN_WORDS = (
     f"What a Python loop would take is extrapolated from {STEPS} training steps of one run of each study on the same "
     "kind of machine, with the plain engine, without CUDA graphs, evaluation not counted."
@@ -203,8 +207,7 @@ def differing(verdicts: Sequence[TableVerdict]) -> list[Block]:
         for v in verdicts
         if v.agrees is False
     ]
-    why = "Where it differs (“chance”: how likely means are at least as far apart if both come from the same scores):"
-    return [Text(why), Items(items)] if items else []
+    return [Text(f"Where it differs ({CHANCE}):"), Items(items)] if items else []
 
 
 def about(verdict: TableVerdict) -> str:
@@ -346,11 +349,7 @@ def missed_part(found: Sequence[Account]) -> list[Block]:
     heads = ["test", "measure", "paper", "ours", "runs as good as the paper's mean", "chance", "other settings"]
     return [
         Heading("Rows that are not reproduced"),
-        Text(
-            "“Chance” is how likely two means are at least as far apart if both come from the same scores, by Welch's "
-            "t-test on means, deviations and numbers of runs. Above 0.05 five runs of each may be too few to tell; "
-            "below, something differs."
-        ),
+        Text(f"Here, {CHANCE}. Above 0.05 five runs of each may be too few to tell; below, something differs."),
         Table(heads, rows, left=2),
     ]
 

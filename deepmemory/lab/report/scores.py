@@ -123,6 +123,25 @@ class Trained:
         return found
 
 
+class Score(NamedTuple):
+    """What some runs have on the test."""
+
+    mean: float  # nan where one diverged
+    deviation: float | None
+    runs: int
+
+    @classmethod
+    def of(cls, spread: Spread, runs: int = paper.REAL_RUNS) -> Score:
+        """Without the best one; of as many runs as the paper has, if not told otherwise."""
+        return cls(value(spread.mean), spread.std, runs)
+
+    def chance(self, other: Score) -> float | None:
+        """How likely two means are at least this far apart if both come from the same scores; None: not known."""
+        if not (self.deviation and other.deviation):
+            return None
+        return welch(self.mean - other.mean, (self.deviation, self.runs), (other.deviation, other.runs))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the runs of a study came to, for one measure."""
@@ -195,10 +214,10 @@ class Line:
 
     @property
     def chance(self) -> float | None:
-        """How likely means are at least this far apart if paper and we drew from the same scores; None: not known."""
-        if self.outcome is None or self.excess is None or not (self.outcome.test.std and self.test and self.test.std):
+        """Of our mean and the paper's."""
+        if self.outcome is None or self.test is None:
             return None
-        return welch(self.excess, (self.outcome.test.std, self.outcome.runs), (self.test.std, paper.REAL_RUNS))
+        return Score.of(self.outcome.test, self.outcome.runs).chance(Score.of(self.test))
 
     @property
     def verdict(self) -> str:
