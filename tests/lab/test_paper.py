@@ -9,7 +9,7 @@ from lab.real_data import digits
 
 from deepmemory.lab import paper
 from deepmemory.lab.network import Network, initial_weights, weight_count
-from deepmemory.lab.settings import CELLS, LANGUAGES, SYNTHETIC
+from deepmemory.lab.settings import CELLS, LANGUAGES, PIXELS, SYNTHETIC
 from deepmemory.lab.tasks import task_of
 
 TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
@@ -74,14 +74,22 @@ def test_architectures_of_real_data():
     assert (rhn.hidden, rhn.depth, rhn.lr, rhn.weight_decay, rhn.epochs) == ((100,), 10, 0.005, 1e-3, 500)
 
 
+@pytest.mark.parametrize("pixels", PIXELS)
 @pytest.mark.parametrize("units", paper.UNITS)
-def test_cells_for_pixels_have_equal_weights_and_learn_like_the_module(units):
-    dmu, gru, lstm = (paper.setting("pixel-mnist", cell, units=units) for cell in ("dmu", "gru", "lstm"))
+def test_cells_for_pixels_have_equal_weights_and_learn_like_the_module(units, pixels):
+    dmu, gru, lstm = (paper.setting("pixel-mnist", c, units=units, pixels=pixels) for c in ("dmu", "gru", "lstm"))
+    assert dmu.pixels == gru.pixels == lstm.pixels == pixels
+    assert dmu.weight_decay == {"ordered": 1e-4, "permuted": 3e-4}[pixels]
     assert gru.lr == lstm.lr == dmu.lr / 2  # lr / 2n with n = 1
     assert gru.weight_decay == lstm.weight_decay == dmu.weight_decay / 2
     counts = [weight_count(setting, digits()) for setting in (dmu, gru, lstm)]
     assert counts[0] == {96: 19_786, 128: 34_570}[units]
     assert all(abs(count - counts[0]) < 0.03 * counts[0] for count in counts)
+
+
+def test_an_unknown_order_of_pixels_is_named():
+    with pytest.raises(ValueError, match="unknown pixels 'mixed'; choose from ordered, permuted"):
+        paper.setting("pixel-mnist", "dmu", pixels="mixed")
 
 
 def test_real_data_tables_are_complete():

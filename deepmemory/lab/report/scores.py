@@ -338,7 +338,7 @@ def nearest(setting: Setting) -> tuple[Place, Setting]:
     """The place of a setting, and the paper's setting there; for sizes the paper has not, that of the first size."""
     cell = paper.kind_of(setting)
     if setting.task == "pixel-mnist":
-        of_units = {units: published(setting.task, cell, units=units) for units in paper.UNITS}
+        of_units = {u: published(setting.task, cell, units=u, pixels=setting.pixels) for u in paper.UNITS}
         units = next((u for u, made in of_units.items() if made.hidden == setting.hidden), setting.hidden[0])
         return Place(setting.task, cell, units, setting.pixels), of_units.get(units, of_units[paper.UNITS[0]])
     depth = paper.depth_of(setting)
