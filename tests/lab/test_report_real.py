@@ -382,7 +382,7 @@ def test_both_pages_say_the_same(recorded):
     assert list(data) == ["polymusic", "natlang"]
     assert data["natlang"]["tables"][0]["rows"][1]["verdict"] == REPRODUCED
     assert data["polymusic"]["other"][0]["test"]["mean"] == 5.0
-    assert {path.name for path in report.files if path.suffix == ".svg"} == {"natlang.svg", "polymusic-limit-64.svg"}
+    assert {path.name for path in report.files if path.suffix == ".svg"} == {"natlang.svg", "polymusic-other.svg"}
     for figure in re.findall(r"\((figures/[^)]+)\)", text):
         assert (report.page.parent / figure).exists()
     assert "NaN" not in shown.data
@@ -405,10 +405,10 @@ def test_synthetic_and_real_share_one_page(recorded):
 def test_a_quick_look_has_a_figure_of_its_own(tmp_path):
     record(tmp_path, [made(replace(paper.setting("polymusic", "dmu", 1), limit=64), [5.0], 4)], device="cpu")
     report = write_report(tmp_path)
-    assert {path.stem for path in report.files} == {"polymusic-limit-64"}
+    assert {path.stem for path in report.files} == {"polymusic-other"}
     section = report.markdown.read_text().split("## Other settings of the real-data part")[1]
     assert "| DMU, depth 1 | limit = 64; after 4 of 500 epochs |" in section
-    assert "(figures/polymusic-limit-64.svg)" in section
+    assert "(figures/polymusic-other.svg)" in section
 
 
 def test_no_data_is_read_for_a_report(recorded, monkeypatch):
@@ -437,15 +437,45 @@ def test_runs_that_never_had_a_number_can_be_drawn():
     assert render(draw_curves(panels), "svg")
 
 
+def cells_of(panels):
+    return {panel: [one.place.cell for one in ones] for panel, ones in panels.items()}
+
+
 def test_panels_of_a_figure_are_depths_and_hold_what_has_the_papers_settings():
     studies = [
         made(paper.setting("translation", cell, d), [6.0], 3) for d in (5, 1) for cell in ("dmu", "rhn", "dmu-c")
     ]
-    (account,) = accounts([*studies, made(replace(studies[0].setting, lr=1.0), [6.0])])
+    (account,) = accounts(studies)
+    ((name, panels),) = account.curves().items()
+    assert name == "translation-spanish"
+    assert cells_of(panels) == {("", 1): ["rhn", "dmu", "dmu-c"], ("", 5): ["rhn", "dmu", "dmu-c"]}
+
+
+def test_other_settings_of_a_part_share_a_figure_and_a_reading_has_its_own():
+    base, rhn = paper.setting("translation", "dmu", 1), paper.setting("translation", "rhn", 1)
+    changed = [{"lr": 1.0}, {"lr": 1.0, "batch": 2}, {"batch": 2}, {"gamma": 0.5}, {"weight_decay": 0.1}]
+    others = [replace(base, **change) for change in changed]
+    reading = replace(base, feedback="teacher")
+    (account,) = accounts([made(setting, [6.0]) for setting in (base, replace(rhn, lr=1.0), *others, reading)])
     drawn = account.curves()
-    assert list(drawn) == ["translation-spanish", "translation-spanish-lr-1.0"]
-    panels = {size: [one.place.cell for one in ones] for size, ones in drawn["translation-spanish"].items()}
-    assert panels == {1: ["rhn", "dmu", "dmu-c"], 5: ["rhn", "dmu", "dmu-c"]}
+    reading_alone = drawn.pop("translation-spanish-feedback-teacher")
+    assert set(drawn) == {"translation-spanish", "translation-spanish-other"}
+    panels = drawn["translation-spanish-other"]
+    assert len(panels) == len(changed)  # more than a row
+    assert cells_of(panels)["lr = 1.0", 1] == ["rhn", "dmu"]
+    titles = [panel.get_title().replace("\u00a0", " ") for panel in draw_curves(panels).axes]
+    assert titles[:2] == ["depth 1\nlr = 1.0", "depth 1\nlr = 1.0, batch = 2"]
+    assert [panel.get_title() for panel in draw_curves(reading_alone).axes] == ["depth 1"]
+
+
+def test_a_study_that_stopped_early_is_drawn_until_another_is_done():
+    setting = paper.setting("natlang", "dmu-c", 2)
+    early = made(setting, [300.0], 20)
+    (account,) = accounts([early])
+    assert [one.study for one in account.curves()["natlang"]["", 2]] == [early]
+    whole = made(replace(setting, lr=0.004), [120.0])
+    (account,) = accounts([early, whole])
+    assert {name: [one.study for one in p["", 2]] for name, p in account.curves().items()} == {"natlang": [whole]}
 
 
 def test_the_terminal_shows_paper_and_ours(recorded, capsys):

@@ -64,9 +64,7 @@ def images(studies: Sequence[Trained]) -> list[Block]:
     found: dict[str, Block] = {}
     for one in sorted(studies, key=lambda one: one.place.order):
         measure = paper.measure_of(one.place.task)
-        of = ", ".join(
-            filter(None, (TITLES[one.place.task], part_name(one.place.part), "" if one.is_papers else one.changed))
-        )
+        of = ", ".join(filter(None, (TITLES[one.place.task], part_name(one.place.part), one.apart)))
         alt = f"{of}: {measure} of training (thin) and validation by epoch, mean and range of runs"
         found.setdefault(one.figure, Image(one.figure, alt))
     return list(found.values())

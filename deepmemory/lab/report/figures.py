@@ -26,6 +26,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "dmu-c": {"color": "#56B4E9", "linestyle": (0, (7, 2)), "marker": "P"},
 }
 FORMATS = ("svg", "png", "pdf")
+MOST_COLUMNS = 4  # of panels
 MOST_POINTS = 125  # of a learning curve: more would be closer than a line is wide, and fill megabytes
 
 
@@ -119,23 +120,26 @@ def spread_out(heights: dict[str, float], gap: float, highest: float = float("in
     return {cell: bottom + gap * place for cells, bottom in clusters for place, cell in enumerate(cells)}
 
 
-def draw_curves(panels: dict[int, list[scores.Trained]]) -> Any:
-    """One panel per depth: the task's measure over the epochs, mean of the runs with a band from lowest to highest."""
+def draw_curves(panels: dict[tuple[str, int], list[scores.Trained]]) -> Any:
+    """One panel per depth or setting: the measure by epoch, mean of the runs and a band from lowest to highest."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    example = next(iter(panels.values()))[0]
-    place, changed = example.place, "" if example.is_papers else example.changed
+    place = next(iter(panels.values()))[0].place
     measure = paper.measure_of(place.task)
-    figure = Figure(figsize=(2.2 + 2.6 * max(2, len(panels)), 3.6), layout="constrained")
+    changes = {changed for changed, _ in panels}
+    columns = min(MOST_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(2.2 + 2.6 * max(2, columns), 3.6 * rows), layout="constrained")
     FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    for panel in axes.flat[len(panels) :]:
+        panel.remove()
     shown: dict[str, Any] = {}
     top = 0.0  # of the axis, where the first epochs would take up most of it
-    for panel, (size, studies) in zip(
-        figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels.items(), strict=True
-    ):
+    for panel, ((changed, size), studies) in zip(axes.flat[: len(panels)], panels.items(), strict=True):
         for one in studies:
             style = STYLES[one.place.cell]
             for split, width, marker in (("train", 0.8, None), ("valid", 1.7, style["marker"])):
@@ -145,7 +149,8 @@ def draw_curves(panels: dict[int, list[scores.Trained]]) -> Any:
                 top = max([top, *highest[len(epochs) // 25 :]])
                 panel.fill_between(epochs, lowest, highest, color=style["color"], alpha=0.15, linewidth=0)
             shown[one.place.cell.upper()] = Line2D([], [], linewidth=1.7, markersize=4, **style)
-        panel.set_title(scores.size_in_words(place.task, size), fontsize=11)
+        own = narrow(changed) if len(changes) > 1 else []
+        panel.set_title("\n".join([scores.size_in_words(place.task, size), *own]), fontsize=9 if own else 11)
         panel.set_xlabel("epoch")
         panel.xaxis.get_major_locator().set_params(integer=True)
         panel.grid(color="#dddddd", linewidth=0.6)
@@ -157,11 +162,12 @@ def draw_curves(panels: dict[int, list[scores.Trained]]) -> Any:
         first.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 7)))
         first.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
         first.yaxis.set_minor_formatter(NullFormatter())
-    first.set_ylabel(measure)
+    for panel in axes[:, 0]:
+        panel.set_ylabel(measure)
     shown["training"] = Line2D([], [], color="#555555", linewidth=0.8)
     shown["validation"] = Line2D([], [], color="#555555", linewidth=1.7)
     title = ", ".join(filter(None, (scores.TITLES[place.task], scores.part_name(place.part))))
-    title = "\n".join([title, *wrap(changed, 28)])
+    title = "\n".join([title, *narrow("other settings" if len(changes) > 1 else changes.pop())])
     figure.legend(
         shown.values(),
         shown.keys(),
@@ -172,6 +178,11 @@ def draw_curves(panels: dict[int, list[scores.Trained]]) -> Any:
         alignment="left",
     )
     return figure
+
+
+def narrow(changed: str) -> list[str]:
+    """In lines of a panel's width, no value apart from its name."""
+    return wrap(changed.replace(" = ", "\u00a0=\u00a0"), 28)
 
 
 def curve(one: scores.Trained, series: str) -> tuple[list[int], list[float], list[float], list[float]]:

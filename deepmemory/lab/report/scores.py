@@ -93,10 +93,24 @@ class Trained:
         return bool(self.complete) and {name for name, _ in self.changes} <= free
 
     @property
+    def apart(self) -> str:
+        """Why it is not drawn with the paper's settings of its part: another reading, or other settings."""
+        if self.is_papers or not self.changes:
+            return ""
+        return self.changed if reading_of(self) else "other settings"
+
+    @property
     def figure(self) -> str:
-        """The name of the figure that shows it, with all studies of the same part and the same changes."""
+        """The name of the figure that shows it."""
         name = "-".join(filter(None, (self.place.task, self.place.part)))
-        return file_name(name, () if self.is_papers else self.changes)
+        if not self.apart:
+            return name
+        return file_name(name, self.changes) if reading_of(self) else f"{name}-other"
+
+    @property
+    def panel(self) -> tuple[str, int]:
+        """Where it is in that figure: what was changed, and the size."""
+        return ("" if self.is_papers else self.changed, self.place.size)
 
     @property
     def changed(self) -> str:
@@ -304,12 +318,12 @@ class Account:
         """Studies that are neither the paper's nor another reading of it: shortened, unfinished or changed ones."""
         return [one for one in self.trained if not one.is_papers and reading_of(one) is None]
 
-    def curves(self) -> dict[str, dict[int, list[Trained]]]:
-        """Studies by figure and panel, finished or not."""
-        drawn: dict[str, dict[int, list[Trained]]] = {}
+    def curves(self) -> dict[str, dict[tuple[str, int], list[Trained]]]:
+        """Studies by figure and panel; of the paper's settings one for each place, finished if there is such a one."""
+        drawn: dict[str, dict[tuple[str, int], list[Trained]]] = {}
         for one in sorted(self.trained, key=lambda one: one.place.order):
-            if not one.is_papers or one is self.chosen[one.place]:
-                drawn.setdefault(one.figure, {}).setdefault(one.place.size, []).append(one)
+            if one.apart or one is self.chosen.get(one.place, one):
+                drawn.setdefault(one.figure, {}).setdefault(one.panel, []).append(one)
         return drawn
 
 
