@@ -218,8 +218,11 @@ def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> 
         lstm = dm.LSTM(input_size, size, layers, batch_first=True, engine=engine)
         set_forget_bias(lstm, setting.forget_bias)
         return lstm
-    classic = dm.GRU if setting.cell == "gru" else dm.RNN
-    return classic(input_size, size, layers, batch_first=True, engine=engine)
+    if setting.cell == "gru":
+        gru = dm.GRU(input_size, size, layers, batch_first=True, engine=engine)
+        add_update_bias(gru, setting.update_bias)
+        return gru
+    return dm.RNN(input_size, size, layers, batch_first=True, engine=engine)
 
 
 def zero_state(setting: Setting, runs: tuple[int, ...], batch: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -245,6 +248,14 @@ def set_forget_bias(lstm: dm.LSTM, value: float) -> None:
     for name, parameter in lstm.named_parameters():
         if name.startswith("bias"):
             parameter.chunk(4)[1].fill_(value)
+
+
+@torch.no_grad()
+def add_update_bias(gru: dm.GRU, value: float) -> None:
+    """Add to the update gate's part, the second of three, of every layer's ``bias_ih``."""
+    for name, parameter in gru.named_parameters():
+        if name.startswith("bias_ih"):
+            parameter.chunk(3)[1].add_(value)
 
 
 def initial_weights(setting: Setting, task: Task, seeds: list[int]) -> dict[str, Tensor]:

@@ -184,11 +184,16 @@ REAL_DATA: dict[str, dict[str, dict[int, RealDataSetting]]] = {
 
 
 # The paper gives no recipe for the pixels; this one is ours. Units are the DMU's, one linear layer each; the other
-# cells get as many units as make their weights the nearest in number, and learn and decay like the DMU's module.
+# cells get as many units as make their weights the nearest in number, and learn, decay and start like the DMU's module.
 UNITS = (96, 128)
 PIXEL_RECIPE: dict[str, Any] = {"lr": 0.02, "gamma": 0.9, "batch": 128, "epochs": 36}
 PIXEL_DECAY = {"ordered": 1e-4, "permuted": 3e-4}  # of weights
-PIXEL_MEMORY_BIAS = 4.0  # 784 steps are a long time to remember
+PIXEL_MEMORY = 4.0  # 784 steps are a long time to remember: what the gate that keeps the state adds up to at the start
+PIXEL_START: dict[str, dict[str, Any]] = {
+    "dmu": {"memory_bias": PIXEL_MEMORY},
+    "gru": {"update_bias": PIXEL_MEMORY},
+    "lstm": {"forget_bias": PIXEL_MEMORY / 2},  # in both of its bias vectors
+}
 
 DMU_C = "dmu-c"  # the paper's name for a DMU whose module learns at the rate of everything else
 KINDS = (*CELLS, DMU_C)
@@ -251,16 +256,17 @@ def synthetic(task: str, cell: str) -> Setting:
 def real(task: str, cell: str, depth: int, units: int, pixels: str) -> Setting:
     """Larger ones."""
     kind = cell.removesuffix("-c")
+    how: dict[str, Any]
     if task == "pixel-mnist":
         width = units if kind == "dmu" else equal_width(kind, FEATURES[task], 2 * units * (FEATURES[task] + units + 1))
-        made = Setting(task, kind, (width,), pixels=pixels, weight_decay=PIXEL_DECAY[pixels], **PIXEL_RECIPE)
-        if kind == "dmu":
-            return replace(made, memory_bias=PIXEL_MEMORY_BIAS)
-        return replace(made, lr=made.lr / 2, weight_decay=made.weight_decay / 2)
+        how = {"pixels": pixels, "weight_decay": PIXEL_DECAY[pixels], **PIXEL_RECIPE, **PIXEL_START.get(kind, {})}
+        if kind != "dmu":
+            how |= {"lr": how["lr"] / 2, "weight_decay": how["weight_decay"] / 2}
+        return Setting(task, kind, (width,), **how)
     if depth not in DEPTHS:
         raise ValueError(f"{task}: the paper has depths {', '.join(map(str, DEPTHS))}, got {depth}; see dmu train")
     row = REAL_DATA[task]["dmu" if kind == "dmu" else "rhn"][depth]
-    how: dict[str, Any] = {
+    how = {
         "lr": row.lr,
         "weight_decay": row.weight_decay,
         "gamma": row.gamma,

@@ -77,6 +77,7 @@ class Setting:
     condition: str = option(
         "free", "DMU: the gradient condition is left to training (free) or enforced after every step (kept)"
     )
+    update_bias: float = option(0.0, "GRU: added to the bias of its update gate at the start")
     limit: int = option(0, "music, text, pixels: the first so many pieces, words or images of each split; 0 is all")
 
     def __post_init__(self) -> None:
@@ -207,6 +208,7 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "module_rate": ("cell", ("dmu",)),
     "condition": ("cell", ("dmu",)),
     "forget_bias": ("cell", ("lstm",)),
+    "update_bias": ("cell", ("gru",)),
     "depth": ("cell", ("rhn",)),
     "steps": ("task", SYNTHETIC),
     "validation": ("task", SYNTHETIC),
@@ -223,6 +225,6 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "limit": ("task", ("polymusic", "natlang", "pixel-mnist")),
 }
 # Settings that came after the first studies: they are part of a study's name where they differ from the default.
-LATER = ("music", "window", "language", "pairs", "feedback", "pixels", "limit", "condition")
+LATER = ("music", "window", "language", "pairs", "feedback", "pixels", "limit", "condition", "update_bias")
 DEFAULTS = {f.name: f.default for f in fields(Setting)}
 HELP = {f.name: f.metadata["help"] for cls in (Setting, Machine) for f in fields(cls)}

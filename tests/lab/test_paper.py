@@ -9,7 +9,7 @@ from lab.real_data import digits
 
 from deepmemory.lab import paper
 from deepmemory.lab.network import Network, initial_weights, weight_count
-from deepmemory.lab.settings import CELLS, LANGUAGES, PIXELS, SYNTHETIC
+from deepmemory.lab.settings import CELLS, LANGUAGES, PIXELS, SYNTHETIC, Setting
 from deepmemory.lab.tasks import task_of
 
 TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
@@ -28,6 +28,20 @@ def test_forget_gates_start_at_2_in_both_bias_vectors():
         if name.startswith("bias"):
             assert bias.chunk(4)[1].tolist() == [2.0, 2.0]
             assert (bias.chunk(4)[0] < 1).all()
+
+
+def test_a_gru_can_start_out_keeping_its_state():
+    plain, keeping = (Setting(cell="gru", hidden=(6, 5), update_bias=bias) for bias in (0.0, 40.0))
+    weights = [initial_weights(setting, task_of(setting), [3]) for setting in (plain, keeping)]
+    for name in weights[0]:
+        moved = torch.zeros_like(weights[0][name])
+        if ".bias_ih" in name:
+            moved.chunk(3, 1)[1].fill_(40)
+        torch.testing.assert_close(weights[1][name] - weights[0][name], moved, msg=name)
+    gru = Network(keeping, task_of(keeping)).recurrent
+    state = tuple(torch.randn(1, 2, width) for width in keeping.hidden)
+    for kept, before in zip(gru(torch.randn(2, 7, 2), state)[1], state, strict=True):
+        torch.testing.assert_close(kept, before)
 
 
 def test_memory_gates_start_at_3():
@@ -76,12 +90,13 @@ def test_architectures_of_real_data():
 
 @pytest.mark.parametrize("pixels", PIXELS)
 @pytest.mark.parametrize("units", paper.UNITS)
-def test_cells_for_pixels_have_equal_weights_and_learn_like_the_module(units, pixels):
+def test_cells_for_pixels_have_equal_weights_and_learn_and_start_like_the_module(units, pixels):
     dmu, gru, lstm = (paper.setting("pixel-mnist", c, units=units, pixels=pixels) for c in ("dmu", "gru", "lstm"))
     assert dmu.pixels == gru.pixels == lstm.pixels == pixels
     assert dmu.weight_decay == {"ordered": 1e-4, "permuted": 3e-4}[pixels]
     assert gru.lr == lstm.lr == dmu.lr / 2  # lr / 2n with n = 1
     assert gru.weight_decay == lstm.weight_decay == dmu.weight_decay / 2
+    assert dmu.memory_bias == gru.update_bias == 2 * lstm.forget_bias == 4  # an LSTM has it in two vectors
     counts = [weight_count(setting, digits()) for setting in (dmu, gru, lstm)]
     assert counts[0] == {96: 19_786, 128: 34_570}[units]
     assert all(abs(count - counts[0]) < 0.03 * counts[0] for count in counts)

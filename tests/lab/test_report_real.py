@@ -226,6 +226,21 @@ def test_of_several_rates_of_a_dmu_c_the_best_on_validation_stands_in_the_table(
     assert "| Language, DMU-C, depth 1 | 0.02 | 121.20 | 120.00; 120.00 ± 0.00 | 2 |" in text
 
 
+def test_a_rate_is_the_best_in_what_its_table_is_about():
+    base = paper.setting("translation", "dmu-c", 1)
+    accurate, likely = made(base, [6.2]), made(replace(base, lr=0.0025), [6.1])
+    (run,) = likely.runs  # its perplexity is the lower one; its accuracy becomes lower too
+    curves = [(*epoch[:-3], 0.9, 0.07, 0.07) for epoch in run.curves]
+    assert likely.series[-2:] == ("valid_accuracy", "test_accuracy")
+    likely = replace(likely, runs=(replace(run, curves=tuple(curves)),))
+    for studies in ([accurate, likely], [likely, accurate]):
+        (account,) = found = accounts(studies)
+        assert account.chosen[Place("translation", "dmu-c", 1, "spanish")].study.setting.lr == base.lr
+        assert "| Translation, DMU-C, depth 1, Spanish | 0.0025 | 0.070 |" in to_markdown(
+            document(found, SESSIONS, "dmu report")
+        )
+
+
 def test_cells_that_the_paper_did_not_train_stand_without_its_numbers():
     line = line_of(made(paper.setting("polymusic", "gru"), [3.5]))
     assert (line.train, line.test, line.verdict) == (None, None, "")

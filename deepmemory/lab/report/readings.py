@@ -112,18 +112,17 @@ def rates_part(found: Sequence[Account]) -> list[Block]:
         Heading("The learning rate of DMU-C", 3),
         Text(
             "The paper searched a rate for DMU-C and does not print it. The tables above have a rate that was trained "
-            "to the end, of several the one with the most runs and then the one that is best on validation. Where it "
-            "is not the DMU's, it is named."
+            "to the end, of several the one with the most runs and then the one that is best on validation, in what "
+            "the table is about. Where it is not the DMU's, it is named."
         ),
     ]
     rows = []
     for one in rates(found):
         board = Board(f"{one.place.task}_lr_ablation", [])
-        of = outcome(one, paper.measure_of(one.place.task))
-        of_table = outcome(one, board.measure)
-        valid = show(of.valid.mean, Board(one.place.task, []))
+        of = outcome(one, board.measure)
         name = f"{TITLES[one.place.task]}, {one.place.words}"
-        rows.append([name, f"{one.study.setting.lr:g}", valid, both(of_table.test, board), runs_in_words(of)])
+        rate = f"{one.study.setting.lr:g}"
+        rows.append([name, rate, show(of.valid.mean, board), both(of.test, board), runs_in_words(of)])
     if rows:
         blocks.append(Table(["study", "rate", "validation, mean", "test, as in the table", "runs"], rows))
     return blocks

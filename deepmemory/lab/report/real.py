@@ -279,7 +279,7 @@ def board_part(board: Board, sessions: Mapping[int, Mapping[str, Any]], loops: M
     unit = "points" if pixels else "standard deviations of the paper"
     text = f"The difference is ours less the paper's mean on the test, in {unit}."
     if pixels:
-        text += " Units are the DMU's; the other cells have as many weights and learn at the rate of its module."
+        text += " Units are the DMU's; the other cells have as many weights and learn and start like its module."
     if perplexity:
         text += " The perplexity is the mean over batches of exp(cross-entropy), as the authors take it."
     return [Heading(board.title, 3), Text(text), Table(heads, rows, left), *time_part(board.ours, sessions, loops)]

@@ -393,8 +393,11 @@ def printed_rows(name: str) -> list[tuple[Place, Spread | None, Spread | None]]:
 
 
 def better_rate(one: Trained, two: Trained) -> Trained:
-    """Of two rates of a DMU-C the one with more runs, then the one that is better on validation, as in a search."""
-    measure = paper.measure_of(one.place.task)
+    """Of two rates of a DMU-C the one with more runs, then the one that is better on validation, as in a search.
+
+    Better in what its table is about.
+    """
+    measure = paper.MEASURES.get(f"{one.place.task}_lr_ablation", paper.measure_of(one.place.task))
     sign = -1 if higher_is_better(measure) else 1
 
     def rank(of: Trained) -> tuple[int, float]:
