@@ -241,6 +241,14 @@ def test_a_rate_is_the_best_in_what_its_table_is_about():
         )
 
 
+def test_two_rates_of_a_dmu_c_where_the_paper_has_none():
+    base = paper.setting("pixel-mnist", "dmu-c")
+    language = made(paper.setting("natlang", "dmu-c"), [111.0])
+    studies = [made(base, [0.9, 0.9]), made(replace(base, lr=0.005), [0.8, 0.8]), language]
+    text = to_markdown(document(accounts(studies), SESSIONS, "dmu report"))
+    assert "| Pixel by pixel MNIST, DMU-C, 128 units, ordered | 0.005 | 80.0% | 80.0%; 80.0% ± 0.0 | 2 |" in text
+
+
 def test_cells_that_the_paper_did_not_train_stand_without_its_numbers():
     line = line_of(made(paper.setting("polymusic", "gru"), [3.5]))
     assert (line.train, line.test, line.verdict) == (None, None, "")

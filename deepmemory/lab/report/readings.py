@@ -11,10 +11,10 @@ from deepmemory.lab.report.scores import (
     NOT_RUN,
     TITLES,
     Account,
-    Board,
     Line,
     Outcome,
     Place,
+    board_of_rates,
     both_readings,
     in_the_end,
     is_ablated,
@@ -118,7 +118,7 @@ def rates_part(found: Sequence[Account]) -> list[Block]:
     ]
     rows = []
     for one in rates(found):
-        board = Board(f"{one.place.task}_lr_ablation", [])
+        board = board_of_rates(one.place.task)
         of = outcome(one, board.measure)
         name = f"{TITLES[one.place.task]}, {one.place.words}"
         rate = f"{one.study.setting.lr:g}"

@@ -392,12 +392,18 @@ def printed_rows(name: str) -> list[tuple[Place, Spread | None, Spread | None]]:
     return [(place(row), row.train, row.test) for row in paper.RESULTS[name]]
 
 
+def board_of_rates(task: str) -> Board:
+    """Empty, for what the table with the DMU-C of a task is about; its own table, where the paper has no such one."""
+    name = f"{task}_lr_ablation"
+    return Board(name if name in paper.MEASURES else task.replace("-", "_"), [])
+
+
 def better_rate(one: Trained, two: Trained) -> Trained:
     """Of two rates of a DMU-C the one with more runs, then the one that is better on validation, as in a search.
 
     Better in what its table is about.
     """
-    measure = paper.MEASURES.get(f"{one.place.task}_lr_ablation", paper.measure_of(one.place.task))
+    measure = board_of_rates(one.place.task).measure
     sign = -1 if higher_is_better(measure) else 1
 
     def rank(of: Trained) -> tuple[int, float]:
