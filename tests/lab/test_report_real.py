@@ -241,12 +241,14 @@ def test_a_rate_is_the_best_in_what_its_table_is_about():
         )
 
 
-def test_two_rates_of_a_dmu_c_where_the_paper_has_none():
+def test_a_rate_of_a_dmu_c_that_the_paper_did_not_train_is_another_setting():
     base = paper.setting("pixel-mnist", "dmu-c")
-    language = made(paper.setting("natlang", "dmu-c"), [111.0])
-    studies = [made(base, [0.9, 0.9]), made(replace(base, lr=0.005), [0.8, 0.8]), language]
-    text = to_markdown(document(accounts(studies), SESSIONS, "dmu report"))
-    assert "| Pixel by pixel MNIST, DMU-C, 128 units, ordered | 0.005 | 80.0% | 80.0%; 80.0% ± 0.0 | 2 |" in text
+    studies = [made(replace(base, lr=lr), [right, right]) for lr, right in ((base.lr, 0.9), (0.005, 0.8), (0.1, 0.7))]
+    language = made(paper.setting("natlang", "dmu-c"), [111.0])  # whose rates have a section of their own
+    text = to_markdown(document(accounts([*studies, language]), SESSIONS, "dmu report"))
+    for rate, right in ("0.005", "80.0%"), ("0.1", "70.0%"):
+        assert f"| DMU-C, 128 units, ordered | lr = {rate} |" in text
+        assert f"{right}; {right} ± 0.0 | 2 |" in text
 
 
 def test_cells_that_the_paper_did_not_train_stand_without_its_numbers():

@@ -11,6 +11,7 @@ from deepmemory.lab.report.scores import (
     NOT_RUN,
     TITLES,
     Account,
+    Board,
     Line,
     Outcome,
     Place,
@@ -106,7 +107,7 @@ def perplexity_part(found: Sequence[Account]) -> list[Block]:
 
 def rates_part(found: Sequence[Account]) -> list[Block]:
     """Learning rates of DMU-C."""
-    if not any(is_ablated(account.task, Place(account.task, paper.DMU_C, 1)) for account in found):
+    if not any(is_ablated(Place(account.task, paper.DMU_C, 1)) for account in found):
         return []
     blocks: list[Block] = [
         Heading("The learning rate of DMU-C", 3),
@@ -118,7 +119,7 @@ def rates_part(found: Sequence[Account]) -> list[Block]:
     ]
     rows = []
     for one in rates(found):
-        board = board_of_rates(one.place.task)
+        board = Board(board_of_rates(one.place), [])
         of = outcome(one, board.measure)
         name = f"{TITLES[one.place.task]}, {one.place.words}"
         rate = f"{one.study.setting.lr:g}"

@@ -89,7 +89,7 @@ class Trained:
     @property
     def is_papers(self) -> bool:
         """May stand beside the paper's numbers. The paper searched for the rate of a DMU-C and does not give it."""
-        free = {"lr"} if self.place.cell == paper.DMU_C else set()
+        free = {"lr"} if is_ablated(self.place) else set()
         return bool(self.complete) and {name for name, _ in self.changes} <= free
 
     @property
@@ -298,7 +298,7 @@ class Account:
             if task_of_table(name) == self.task:
                 lines = [Line(*row, measure, self.chosen.get(row[0])) for row in printed_rows(name)]
                 places = {line.place for line in lines}
-                more = [place for place in self.chosen if place not in places and not is_ablated(self.task, place)]
+                more = [place for place in self.chosen if place not in places and not is_ablated(place)]
                 if not name.endswith("ablation"):
                     lines += [
                         Line(place, None, None, measure, self.chosen[place])
@@ -338,7 +338,7 @@ def trained(study: Study) -> Trained:
     place, published = nearest(study.setting)
     theirs, own = asdict(published), asdict(study.setting)
     changes = tuple((name, own[name]) for name in own if own[name] != theirs[name] and name not in COORDINATES)
-    if place.task != "pixel-mnist" or place.cell == paper.DMU_C or not changes:
+    if place.task != "pixel-mnist" or not changes:
         return Trained(study, place, changes, published.epochs)
     # The paper trains pixels for no number of epochs that we know of: it is a part of the recipe.
     longer = [("epochs", own["epochs"])] if own["epochs"] != theirs["epochs"] else []
@@ -373,9 +373,14 @@ def task_of_table(name: str) -> str:
     return name.removesuffix("_lr_ablation").replace("_", "-")
 
 
-def is_ablated(task: str, place: Place) -> bool:
-    """The place has a table of its own."""
-    return place.cell == paper.DMU_C and f"{task}_lr_ablation" in paper.MEASURES
+def board_of_rates(place: Place) -> str:
+    """The table of the paper, if there is one, that compares DMU-C and DMU in what was learnt there."""
+    return f"{place.task}_lr_ablation"
+
+
+def is_ablated(place: Place) -> bool:
+    """A DMU-C that stands in such a table."""
+    return place.cell == paper.DMU_C and board_of_rates(place) in paper.MEASURES
 
 
 def printed_rows(name: str) -> list[tuple[Place, Spread | None, Spread | None]]:
@@ -392,18 +397,12 @@ def printed_rows(name: str) -> list[tuple[Place, Spread | None, Spread | None]]:
     return [(place(row), row.train, row.test) for row in paper.RESULTS[name]]
 
 
-def board_of_rates(task: str) -> Board:
-    """Empty, for what the table with the DMU-C of a task is about; its own table, where the paper has no such one."""
-    name = f"{task}_lr_ablation"
-    return Board(name if name in paper.MEASURES else task.replace("-", "_"), [])
-
-
 def better_rate(one: Trained, two: Trained) -> Trained:
     """Of two rates of a DMU-C the one with more runs, then the one that is better on validation, as in a search.
 
     Better in what its table is about.
     """
-    measure = board_of_rates(one.place.task).measure
+    measure = paper.MEASURES[board_of_rates(one.place)]
     sign = -1 if higher_is_better(measure) else 1
 
     def rank(of: Trained) -> tuple[int, float]:
@@ -513,7 +512,7 @@ def rates(found: Iterable[Account]) -> list[Trained]:
     tried: dict[Place, list[Trained]] = {}
     for account in found:
         for one in account.trained:
-            if one.place.cell == paper.DMU_C and one.is_papers:
+            if is_ablated(one.place) and one.is_papers:
                 tried.setdefault(one.place, []).append(one)
     several = [sorted(of_place, key=lambda one: one.study.setting.lr) for of_place in tried.values()]
     return [one for of_place in several if len(of_place) > 1 for one in of_place]
