@@ -217,10 +217,11 @@ def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> 
     if setting.cell == "lstm":
         lstm = dm.LSTM(input_size, size, layers, batch_first=True, engine=engine)
         set_forget_bias(lstm, setting.forget_bias)
+        add_gate_bias(lstm, 0, setting.input_bias)
         return lstm
     if setting.cell == "gru":
         gru = dm.GRU(input_size, size, layers, batch_first=True, engine=engine)
-        add_update_bias(gru, setting.update_bias)
+        add_gate_bias(gru, 1, setting.update_bias)
         return gru
     return dm.RNN(input_size, size, layers, batch_first=True, engine=engine)
 
@@ -251,11 +252,11 @@ def set_forget_bias(lstm: dm.LSTM, value: float) -> None:
 
 
 @torch.no_grad()
-def add_update_bias(gru: dm.GRU, value: float) -> None:
-    """Add to the update gate's part, the second of three, of every layer's ``bias_ih``."""
-    for name, parameter in gru.named_parameters():
+def add_gate_bias(cells: dm.GRU | dm.LSTM, gate: int, value: float) -> None:
+    """Add to one gate's part of every layer's ``bias_ih``."""
+    for name, parameter in cells.named_parameters():
         if name.startswith("bias_ih"):
-            parameter.chunk(3)[1].add_(value)
+            parameter.chunk(3 if isinstance(cells, dm.GRU) else 4)[gate].add_(value)
 
 
 def initial_weights(setting: Setting, task: Task, seeds: list[int]) -> dict[str, Tensor]:

@@ -192,7 +192,7 @@ PIXEL_MEMORY = 4.0  # 784 steps are a long time to remember: what the gate that 
 PIXEL_START: dict[str, dict[str, Any]] = {
     "dmu": {"memory_bias": PIXEL_MEMORY},
     "gru": {"update_bias": PIXEL_MEMORY},
-    "lstm": {"forget_bias": PIXEL_MEMORY / 2},  # in both of its bias vectors
+    "lstm": {"forget_bias": PIXEL_MEMORY / 2, "input_bias": -PIXEL_MEMORY},  # the former in both of its bias vectors
 }
 
 DMU_C = "dmu-c"  # the paper's name for a DMU whose module learns at the rate of everything else

@@ -78,6 +78,7 @@ class Setting:
         "free", "DMU: the gradient condition is left to training (free) or enforced after every step (kept)"
     )
     update_bias: float = option(0.0, "GRU: added to the bias of its update gate at the start")
+    input_bias: float = option(0.0, "LSTM: added to the bias of its input gate at the start")
     limit: int = option(0, "music, text, pixels: the first so many pieces, words or images of each split; 0 is all")
 
     def __post_init__(self) -> None:
@@ -208,6 +209,7 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "module_rate": ("cell", ("dmu",)),
     "condition": ("cell", ("dmu",)),
     "forget_bias": ("cell", ("lstm",)),
+    "input_bias": ("cell", ("lstm",)),
     "update_bias": ("cell", ("gru",)),
     "depth": ("cell", ("rhn",)),
     "steps": ("task", SYNTHETIC),
@@ -225,6 +227,17 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "limit": ("task", ("polymusic", "natlang", "pixel-mnist")),
 }
 # Settings that came after the first studies: they are part of a study's name where they differ from the default.
-LATER = ("music", "window", "language", "pairs", "feedback", "pixels", "limit", "condition", "update_bias")
+LATER = (
+    "music",
+    "window",
+    "language",
+    "pairs",
+    "feedback",
+    "pixels",
+    "limit",
+    "condition",
+    "update_bias",
+    "input_bias",
+)
 DEFAULTS = {f.name: f.default for f in fields(Setting)}
 HELP = {f.name: f.metadata["help"] for cls in (Setting, Machine) for f in fields(cls)}

@@ -1,6 +1,7 @@
 """The paper's settings and numbers, compared with the paper."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,18 +31,22 @@ def test_forget_gates_start_at_2_in_both_bias_vectors():
             assert (bias.chunk(4)[0] < 1).all()
 
 
-def test_a_gru_can_start_out_keeping_its_state():
-    plain, keeping = (Setting(cell="gru", hidden=(6, 5), update_bias=bias) for bias in (0.0, 40.0))
+@pytest.mark.parametrize(("cell", "name", "gate", "value"), [("gru", "update", 1, 40.0), ("lstm", "input", 0, -40.0)])
+def test_a_gru_and_an_lstm_can_start_out_keeping_their_state(cell, name, gate, value):
+    plain = Setting(cell=cell, hidden=(6, 5), **({"forget_bias": 20.0} if cell == "lstm" else {}))
+    keeping = replace(plain, **{f"{name}_bias": value})
     weights = [initial_weights(setting, task_of(setting), [3]) for setting in (plain, keeping)]
-    for name in weights[0]:
-        moved = torch.zeros_like(weights[0][name])
-        if ".bias_ih" in name:
-            moved.chunk(3, 1)[1].fill_(40)
-        torch.testing.assert_close(weights[1][name] - weights[0][name], moved, msg=name)
-    gru = Network(keeping, task_of(keeping)).recurrent
+    for key in weights[0]:
+        moved = torch.zeros_like(weights[0][key])
+        if ".bias_ih" in key:
+            moved.chunk(3 if cell == "gru" else 4, 1)[gate].fill_(value)
+        torch.testing.assert_close(weights[1][key] - weights[0][key], moved, msg=key)
+    network = Network(keeping, task_of(keeping)).recurrent
     state = tuple(torch.randn(1, 2, width) for width in keeping.hidden)
-    for kept, before in zip(gru(torch.randn(2, 7, 2), state)[1], state, strict=True):
-        torch.testing.assert_close(kept, before)
+    before = (state, state) if cell == "lstm" else state
+    after = network(torch.randn(2, 7, 2), before)[1]
+    for kept, given in zip(after[1] if cell == "lstm" else after, state, strict=True):  # of an LSTM, c
+        torch.testing.assert_close(kept, given)
 
 
 def test_memory_gates_start_at_3():
@@ -96,7 +101,7 @@ def test_cells_for_pixels_have_equal_weights_and_learn_and_start_like_the_module
     assert dmu.weight_decay == {"ordered": 1e-4, "permuted": 3e-4}[pixels]
     assert gru.lr == lstm.lr == dmu.lr / 2  # lr / 2n with n = 1
     assert gru.weight_decay == lstm.weight_decay == dmu.weight_decay / 2
-    assert dmu.memory_bias == gru.update_bias == 2 * lstm.forget_bias == 4  # an LSTM has it in two vectors
+    assert dmu.memory_bias == gru.update_bias == 2 * lstm.forget_bias == -lstm.input_bias == 4  # forget: twice
     counts = [weight_count(setting, digits()) for setting in (dmu, gru, lstm)]
     assert counts[0] == {96: 19_786, 128: 34_570}[units]
     assert all(abs(count - counts[0]) < 0.03 * counts[0] for count in counts)
