@@ -20,10 +20,12 @@ from torch.utils._pytree import tree_map
 from deepmemory.lab import draws
 from deepmemory.lab.progress import StudyProgress
 from deepmemory.lab.records import versions, write_whole
-from deepmemory.lab.settings import Machine, Setting
+from deepmemory.lab.settings import DEFAULTS, Machine, Setting
 
 FILE = "loop.json"  # beside the records
 STEPS = 3  # that are timed, after one that is not
+RATES = ("lr", "module_rate", "weight_decay", "gamma")
+STARTS = ("memory_bias", "forget_bias", "input_bias", "update_bias")
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,9 @@ class LoopTime:
 
 
 def key_of(setting: Setting) -> str:
-    """The same for studies whose steps take the same time: learning rates and weight decay do not count."""
-    return replace(setting, lr=1.0, module_rate="formula", weight_decay=0.0, gamma=1.0).key
+    """The same for studies whose steps take the same time: rates and biases at the start do not count."""
+    alike: dict[str, Any] = {name: DEFAULTS[name] for name in RATES + STARTS}
+    return replace(setting, **alike).key
 
 
 def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:

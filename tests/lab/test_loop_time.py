@@ -1,5 +1,7 @@
 """How long studies would take as a Python loop: timed on a few steps, kept beside the records, told by the report."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from lab import real_data
@@ -61,13 +63,19 @@ def test_times_accumulate_in_a_file_beside_the_records(tmp_path):
     assert len(read(tmp_path)) == 2
 
 
-def test_studies_that_differ_in_their_rates_are_timed_once(tmp_path, monkeypatch):
+def test_studies_that_differ_in_their_rates_or_start_are_timed_once(tmp_path, monkeypatch):
     timed = []
     monkeypatch.setattr(loop_time, "measure", lambda s, machine: timed.append(s) or LoopTime(key_of(s), "", 0.9, 1))
     deep = paper.setting("natlang", "dmu", 5)
     others = [paper.setting("natlang", "dmu-c", 5), change(deep, {"lr": 0.5, "weight_decay": 0.1, "gamma": 0.5})]
-    write([deep, *others], CPU, tmp_path, lambda text: None)
-    assert timed == [deep]
+    kept = [paper.setting("pixel-mnist", cell) for cell in ("dmu", "gru", "lstm")]
+    plain = [
+        replace(kept[0], memory_bias=0),
+        replace(kept[1], update_bias=0),
+        replace(kept[2], forget_bias=0, input_bias=0),
+    ]
+    write([deep, *others, *kept, *plain], CPU, tmp_path, lambda text: None)
+    assert timed == [deep, *kept]
 
 
 def test_a_damaged_file_is_named(tmp_path):
