@@ -579,3 +579,6 @@ def test_time_on_gpus_and_on_cpus_is_told_apart(tmp_path):
     record(tmp_path, [made(paper.setting("natlang", "rhn", 1), [110.0] * 5)], device="cpu")
     text = (write_report(tmp_path).page.parent / "real.md").read_text()
     assert "Training took 1:00 on GPUs and 1:00 on CPUs, all studies together." in text
+    record(tmp_path, [made(change(paper.setting("natlang", "rhn", 1), {"weight_decay": "0"}), [110.0] * 5)])
+    text = (write_report(tmp_path).page.parent / "real.md").read_text()
+    assert "Training took 2:00 on GPUs and 1:00 on CPUs, all studies together; 1:00 on GPUs and 1:00 on CPUs" in text

@@ -90,8 +90,8 @@ def document(
         Heading("Where the numbers of real data come from"),
         Text(
             f"Training took {time_in_words((one for account in found for one in account.trained), sessions)}, all "
-            "studies together. Of the time in which several studies shared a GPU, each counts its part; what changed "
-            "machines counts where it ended." + (f" {LOOP_IN_WORDS}" if loops else "")
+            f"studies together{of_tables(found, sessions)}. Of the time in which several studies shared a GPU, each "
+            "counts its part; what changed machines counts where it ended." + (f" {LOOP_IN_WORDS}" if loops else "")
         ),
         Items(machines([one.study for account in found for one in account.trained], sessions)),
         Commands(
@@ -103,6 +103,14 @@ def document(
             ]
         ),
     ]
+
+
+def of_tables(found: Sequence[Account], sessions: Mapping[int, Mapping[str, Any]]) -> str:
+    """How much of it went into the tables, where not all of it did."""
+    chosen = [one for account in found for one in account.chosen.values()]
+    if not chosen or len(chosen) == sum(len(account.trained) for account in found):
+        return ""
+    return f"; {time_in_words(chosen, sessions)} without readings, searches and other settings"
 
 
 def time_in_words(studies: Iterable[Trained], sessions: Mapping[int, Mapping[str, Any]]) -> str:
@@ -349,7 +357,7 @@ def missed_part(found: Sequence[Account]) -> list[Block]:
     heads = ["test", "measure", "paper", "ours", "runs as good as the paper's mean", "chance", "other settings"]
     return [
         Heading("Rows that are not reproduced"),
-        Text(f"Here, {CHANCE}. Above 0.05 five runs of each may be too few to tell; below, something differs."),
+        Text(f"Here, {CHANCE}. Above 0.05 these may be too few runs to tell; below, something differs."),
         Table(heads, rows, left=2),
     ]
 
