@@ -253,7 +253,10 @@ def set_forget_bias(lstm: dm.LSTM, value: float) -> None:
 
 @torch.no_grad()
 def add_gate_bias(cells: dm.GRU | dm.LSTM, gate: int, value: float) -> None:
-    """Add to one gate's part of every layer's ``bias_ih``."""
+    """Add to one gate's part of every layer's ``bias_ih``.
+
+    The parts of a GRU are reset, update, new; of an LSTM input, forget, cell, output.
+    """
     for name, parameter in cells.named_parameters():
         if name.startswith("bias_ih"):
             parameter.chunk(3 if isinstance(cells, dm.GRU) else 4)[gate].add_(value)
