@@ -161,7 +161,7 @@ def run_sweep(
     def objective(trial: Trial) -> float:
         nonlocal current
         current = trial.number
-        if is_surplus(study.get_trials(deepcopy=False), trial.number, total):
+        if is_surplus(study.get_trials(deepcopy=False), trial.number, total, grid=bool(points)):
             trial.set_user_attr("surplus", True)
             raise Surplus
         setting = change(base, {name: suggest(trial, name, values) for name, values in space.items()})
@@ -185,20 +185,22 @@ def run_sweep(
     while True:
         with experimental():
             optuna.storages.fail_stale_trials(study)
-        known = study.get_trials(deepcopy=False)
+        known = study.get_trials(deepcopy=False)  # one look for all that follows: others take and end trials meanwhile
+        states = {trial.state for trial in known}
         counted, again, _ = tally(known)
         for trial in again:
-            study.enqueue_trial(trial.params, {**place_of(trial), "retries": root(trial)})
-        if points:
-            enqueue_points(study, known, points[:total])
-        if again or any(t.state == TrialState.WAITING for t in study.get_trials(deepcopy=False)) or counted < total:
+            place = place_of(trial)  # on a grid: a worker may have died before it knew all settings of its point
+            params = points[place["point"]] if place else trial.params
+            study.enqueue_trial(params, {**place, "retries": root(trial)})
+        enqueue_points(study, known, points[:total])
+        if again or TrialState.WAITING in states or counted < total:
             try:
                 study.optimize(objective, n_trials=1, catch=(Surplus, RuntimeError), callbacks=[tell])
             except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
                 if not taken_over(study, current):
                     raise
                 display.say(f"trial {current} was without a sign of life for {SILENCE} s; another worker has it now")
-        elif any(trial.state == TrialState.RUNNING for trial in known):
+        elif TrialState.RUNNING in states:
             if not waited:
                 display.say("waiting for trials that other workers train; one that is silent for long is taken over")
                 waited = True
@@ -264,26 +266,38 @@ def place_of(trial: FrozenTrial) -> dict[str, Any]:
     return {"point": trial.user_attrs["point"]} if "point" in trial.user_attrs else {}
 
 
+def work_of(trial: FrozenTrial) -> dict[str, Any]:
+    """What a trial has in common with others of which one is enough: its point, or its first attempt."""
+    return place_of(trial) or {"trial": root(trial)}
+
+
+def is_real(trial: FrozenTrial) -> bool:
+    """Whether a trial stands for something: it was not dropped, and its worker did not die before its first setting."""
+    return "surplus" not in trial.user_attrs and bool(trial.params or trial.state != TrialState.FAIL)
+
+
 def tally(trials: Sequence[FrozenTrial]) -> tuple[int, list[FrozenTrial], list[FrozenTrial]]:
     """How many trials count, those to be tried again, and those given up, which count as well."""
-    attempts: dict[int, list[FrozenTrial]] = {}
+    attempts: dict[str, list[FrozenTrial]] = {}
     for trial in trials:
-        if "surplus" not in trial.user_attrs and (trial.params or trial.state != TrialState.FAIL):
-            attempts.setdefault(root(trial), []).append(trial)
+        if is_real(trial):
+            attempts.setdefault(str(work_of(trial)), []).append(trial)
     failed = [group for group in attempts.values() if all(trial.state == TrialState.FAIL for trial in group)]
     lost = [group[-1] for group in failed if sum("stopped" not in t.user_attrs for t in group) >= ATTEMPTS]
     again = [group[-1] for group in failed if group[-1] not in lost]
     return len(attempts) - len(again), again, lost
 
 
-def is_surplus(trials: Sequence[FrozenTrial], number: int, total: int) -> bool:
+def is_surplus(trials: Sequence[FrozenTrial], number: int, total: int, grid: bool = False) -> bool:
     """Whether trials with lower numbers do all that is to be done: two workers may begin the last one at once."""
     own = next(trial for trial in trials if trial.number == number)
-    before = [t for t in trials if t.number < number and "surplus" not in t.user_attrs]
-    alive = [t for t in before if t.state != TrialState.FAIL]
-    if any(root(t) == root(own) or (place_of(own) and place_of(t) == place_of(own)) for t in alive):
+    before = [trial for trial in trials if trial.number < number and is_real(trial)]
+    if any(work_of(trial) == work_of(own) for trial in before if trial.state != TrialState.FAIL):
         return True
-    return "retries" not in own.user_attrs and tally(before)[0] >= total
+    if grid:  # without a point where another worker took the last one from the queue
+        return place_of(own).get("point", total) >= total
+    counted, again, _ = tally(before)
+    return "retries" not in own.user_attrs and counted + len(again) >= total
 
 
 def taken_over(study: optuna.Study, number: int) -> bool:
@@ -294,7 +308,7 @@ def taken_over(study: optuna.Study, number: int) -> bool:
 
 def enqueue_points(study: optuna.Study, known: Sequence[FrozenTrial], points: Sequence[dict[str, str]]) -> None:
     """Put those points of a grid in the queue that no trial stands for."""
-    there = {t.user_attrs.get("point") for t in known if "surplus" not in t.user_attrs}
+    there = {t.user_attrs.get("point") for t in known if is_real(t)}
     for place, point in enumerate(points):
         if place not in there:
             study.enqueue_trial(point, {"point": place})
