@@ -269,6 +269,13 @@ def test_no_two_workers_take_the_same_trial(tmp_path):
     assert sorted(taken) == list(range(40))
 
 
+def ask(study):
+    """What another worker would take from the queue."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna: no signs of life without optimize
+        return study.ask()
+
+
 def test_a_worker_waits_for_the_trial_that_another_takes_while_it_looks(search, monkeypatch):
     space = parse_space("lr=0.01|0.02")
     other = sweep.open_sweep(TINY, space, [0], search.out, "grid")
@@ -277,7 +284,7 @@ def test_a_worker_waits_for_the_trial_that_another_takes_while_it_looks(search, 
     def tally(trials):  # called right after a look at the trials
         seen = original(trials)
         if not taken and [trial.state for trial in trials] == [TrialState.COMPLETE, TrialState.WAITING]:
-            taken.append(other.ask())
+            taken.append(ask(other))
         return seen
 
     def sleep(_):
@@ -286,9 +293,7 @@ def test_a_worker_waits_for_the_trial_that_another_takes_while_it_looks(search, 
 
     monkeypatch.setattr(sweep, "tally", tally)
     monkeypatch.setattr(sweep, "time", SimpleNamespace(sleep=sleep))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna: no signs of life without optimize
-        study = search(space, sampler="grid")
+    study = search(space, sampler="grid")
     assert [params["lr"] for params, _ in drawn(study)] == ["0.01", "0.02"]
     assert drawn(study)[1][1] == 0.5
 
@@ -299,9 +304,7 @@ def test_a_worker_that_died_before_it_knew_all_settings_takes_no_point_with_it(s
     space = parse_space(f"lr=0.01,gamma={'|'.join(gammas)}")
     study = sweep.open_sweep(TINY, space, [0], search.out, "grid")
     study.enqueue_trial({"lr": "0.01", "gamma": "0.8"}, {"point": 3})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna: no signs of life without optimize
-        dead = study.ask()
+    dead = ask(study)
     for name in known:
         dead.suggest_categorical(name, space[name])
     study.tell(dead, state=TrialState.FAIL)
@@ -313,9 +316,7 @@ def test_a_point_that_two_workers_queued_is_trained_once_though_one_of_them_dies
     study = sweep.open_sweep(TINY, space, [0], search.out, "grid")
     for _ in range(2):
         study.enqueue_trial({"lr": "0.01"}, {"point": 0})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dead = study.ask()
+    dead = ask(study)
     dead.suggest_categorical("lr", space["lr"])
     study.tell(dead, state=TrialState.FAIL)
     assert sorted(params["lr"] for params, _ in drawn(search(space, sampler="grid"))) == ["0.01", "0.02"]
@@ -323,9 +324,7 @@ def test_a_point_that_two_workers_queued_is_trained_once_though_one_of_them_dies
 
 def test_no_trial_is_made_up_for_one_that_is_about_to_be_tried_again(search):
     study = sweep.open_sweep(TINY, LR, [0], search.out)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dead, new = study.ask(), study.ask()
+    dead, new = ask(study), ask(study)
     dead.suggest_float("lr", 1e-3, 1e-1)
     study.tell(dead, state=TrialState.FAIL)
     assert sweep.is_surplus(study.get_trials(), new.number, total=1)
