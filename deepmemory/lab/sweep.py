@@ -188,12 +188,12 @@ def run_sweep(
         known = study.get_trials(deepcopy=False)  # one look for all that follows: others take and end trials meanwhile
         states = {trial.state for trial in known}
         counted, again, _ = tally(known)
+        absent = absent_points(known, points[:total])
         for trial in again:
-            place = place_of(trial)  # on a grid: a worker may have died before it knew all settings of its point
-            params = points[place["point"]] if place else trial.params
-            study.enqueue_trial(params, {**place, "retries": root(trial)})
-        enqueue_points(study, known, points[:total])
-        if again or TrialState.WAITING in states or counted < total:
+            enqueue_again(study, trial, points)
+        for place in absent:
+            study.enqueue_trial(points[place], {"point": place})
+        if again or absent or TrialState.WAITING in states or counted < total:
             try:
                 study.optimize(objective, n_trials=1, catch=(Surplus, RuntimeError), callbacks=[tell])
             except (ValueError, optuna.exceptions.UpdateFinishedTrialError):
@@ -261,14 +261,15 @@ def root(trial: FrozenTrial) -> int:
     return int(trial.user_attrs.get("retries", trial.number))
 
 
-def place_of(trial: FrozenTrial) -> dict[str, Any]:
+def place_of(trial: FrozenTrial) -> int | None:
     """Which point of the grid a trial is, where there is a grid."""
-    return {"point": trial.user_attrs["point"]} if "point" in trial.user_attrs else {}
+    return trial.user_attrs.get("point")
 
 
-def work_of(trial: FrozenTrial) -> dict[str, Any]:
+def work_of(trial: FrozenTrial) -> tuple[str, int]:
     """What a trial has in common with others of which one is enough: its point, or its first attempt."""
-    return place_of(trial) or {"trial": root(trial)}
+    place = place_of(trial)
+    return ("trial", root(trial)) if place is None else ("point", place)
 
 
 def is_real(trial: FrozenTrial) -> bool:
@@ -278,10 +279,10 @@ def is_real(trial: FrozenTrial) -> bool:
 
 def tally(trials: Sequence[FrozenTrial]) -> tuple[int, list[FrozenTrial], list[FrozenTrial]]:
     """How many trials count, those to be tried again, and those given up, which count as well."""
-    attempts: dict[str, list[FrozenTrial]] = {}
+    attempts: dict[tuple[str, int], list[FrozenTrial]] = {}
     for trial in trials:
         if is_real(trial):
-            attempts.setdefault(str(work_of(trial)), []).append(trial)
+            attempts.setdefault(work_of(trial), []).append(trial)
     failed = [group for group in attempts.values() if all(trial.state == TrialState.FAIL for trial in group)]
     lost = [group[-1] for group in failed if sum("stopped" not in t.user_attrs for t in group) >= ATTEMPTS]
     again = [group[-1] for group in failed if group[-1] not in lost]
@@ -294,10 +295,13 @@ def is_surplus(trials: Sequence[FrozenTrial], number: int, total: int, grid: boo
     before = [trial for trial in trials if trial.number < number and is_real(trial)]
     if any(work_of(trial) == work_of(own) for trial in before if trial.state != TrialState.FAIL):
         return True
+    if "retries" in own.user_attrs:  # what was begun is ended
+        return False
     if grid:  # without a point where another worker took the last one from the queue
-        return place_of(own).get("point", total) >= total
+        place = place_of(own)
+        return place is None or place >= total
     counted, again, _ = tally(before)
-    return "retries" not in own.user_attrs and counted + len(again) >= total
+    return counted + len(again) >= total
 
 
 def taken_over(study: optuna.Study, number: int) -> bool:
@@ -306,12 +310,19 @@ def taken_over(study: optuna.Study, number: int) -> bool:
     return any(trial.state == TrialState.FAIL and "stopped" not in trial.user_attrs for trial in own)
 
 
-def enqueue_points(study: optuna.Study, known: Sequence[FrozenTrial], points: Sequence[dict[str, str]]) -> None:
-    """Put those points of a grid in the queue that no trial stands for."""
-    there = {t.user_attrs.get("point") for t in known if is_real(t)}
-    for place, point in enumerate(points):
-        if place not in there:
-            study.enqueue_trial(point, {"point": place})
+def absent_points(trials: Sequence[FrozenTrial], points: Sequence[dict[str, str]]) -> list[int]:
+    """Those points of a grid that no trial stands for."""
+    there = {place_of(trial) for trial in trials if is_real(trial)}
+    return [place for place in range(len(points)) if place not in there]
+
+
+def enqueue_again(study: optuna.Study, trial: FrozenTrial, points: Sequence[dict[str, str]]) -> None:
+    """Put a trial in the queue once more; on a grid all of its point, as its worker may have known a part only."""
+    place = place_of(trial)
+    if place is None:
+        study.enqueue_trial(trial.params, {"retries": root(trial)})
+    else:
+        study.enqueue_trial(points[place], {"point": place, "retries": root(trial)})
 
 
 class SeededByTrial(optuna.samplers.BaseSampler):

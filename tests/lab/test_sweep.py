@@ -322,6 +322,21 @@ def test_a_point_that_two_workers_queued_is_trained_once_though_one_of_them_dies
     assert sorted(params["lr"] for params, _ in drawn(search(space, sampler="grid"))) == ["0.01", "0.02"]
 
 
+@pytest.mark.parametrize("known", [[], ["lr"]], ids=["none", "all"])
+def test_fewer_trials_than_before_end_what_was_begun(search, known):
+    """A call for all points, of which one fails and the others are trained, then a call for the first point alone."""
+    space = parse_space("lr=0.01|0.02")
+    study = sweep.open_sweep(TINY, space, [0], search.out, "grid")
+    failed = "0.02" if known else "0.01"
+    for place, lr in enumerate(space["lr"]):
+        study.enqueue_trial({"lr": lr}, {"point": place})
+        trial = ask(study)
+        for name in known if lr == failed else ["lr"]:
+            trial.suggest_categorical(name, space[name])
+        study.tell(trial, *([None, TrialState.FAIL] if lr == failed else [0.5]))
+    assert sorted(params["lr"] for params, _ in drawn(search(space, sampler="grid", trials=1))) == ["0.01", "0.02"]
+
+
 def test_no_trial_is_made_up_for_one_that_is_about_to_be_tried_again(search):
     study = sweep.open_sweep(TINY, LR, [0], search.out)
     dead, new = ask(study), ask(study)
