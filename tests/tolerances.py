@@ -10,6 +10,7 @@ TOLERANCES = {
     torch.float16: (1e-2, 4e-3),
     torch.bfloat16: (3e-2, 3e-2),
 }
+TF32 = (3e-3, 3e-3)  # float32 whose products have 11 bits; absolute: times the largest entry
 EXACT_FLOAT32 = (2e-5, 2e-6)  # for short sequences in plain float32 arithmetic; absolute: times the largest entry
 
 

@@ -129,7 +129,8 @@ def _matmul_with_tf32(wanted: bool) -> Iterator[None]:
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None, lengths: Tensor | None) -> Tensor:
     """The part of the first linear layer that x decides, for all steps: (R, T, B, features), or without runs."""
-    x = without_padding(x, lengths)
+    x, weight = without_padding(x, lengths), weight.to(x.dtype)
+    bias = None if bias is None else bias.to(x.dtype)
     with matmul_like_the_sweep(x.device):
         if x.dim() == 3:
             return F.linear(x, weight, bias)
@@ -140,7 +141,7 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, lengths: Tensor | No
 
 def input_gradient(x: Tensor, weight: Tensor, deltas: Tensor) -> Tensor:
     """The gradient of x, with or without runs."""
-    delta = deltas[..., : weight.shape[-2]]
+    delta, weight = deltas[..., : weight.shape[-2]], weight.to(x.dtype)
     with matmul_like_the_sweep(x.device):
         if x.dim() == 3:
             return delta @ weight
@@ -176,7 +177,8 @@ def weight_gradients(
             _deeper_weights(rec, weights, trace, deltas, needs, out)
     if rec.bias:
         _biases(rec, weights, deltas, needs, out)
-    return [g if needed else None for g, needed in zip(out, needs, strict=True)]
+    asked = zip(out, weights, needs, strict=True)
+    return [g.to(weight.dtype) if needed and g is not None else None for g, weight, needed in asked]
 
 
 def _recurrent_weight(

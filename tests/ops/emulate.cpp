@@ -1,7 +1,9 @@
-// Runs deepmemory/ops/nvrtc/sweep.cu on the CPU, a thread for a thread, so that its arithmetic and its barriers can be
-// tested without a GPU. Blocks of a cluster run together, clusters one after another.
+// Runs the CUDA source of deepmemory/ops/nvrtc on the CPU, a thread for a thread, so that its arithmetic and its barriers
+// can be tested without a GPU. Blocks of a cluster run together, clusters one after another.
 #include <barrier>
 #include <cmath>
+#include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -9,12 +11,18 @@
 #define DEVICE inline
 typedef long long int64;
 
+struct Warp {
+    std::barrier<> lanes{32};
+    unsigned a[32][4], b[32][2];
+};
 struct Cluster {
     std::vector<std::vector<float>> shared;
     std::vector<std::unique_ptr<std::barrier<>>> blocks;
+    std::vector<std::unique_ptr<Warp>> warps;
     std::unique_ptr<std::barrier<>> all;
 };
 thread_local Cluster* cluster;
+thread_local Warp* warp;
 thread_local float* shared_memory;
 thread_local int my_thread, my_x, my_y, my_rank;
 
@@ -23,15 +31,75 @@ inline int block_x() { return my_x; }
 inline int block_y() { return my_y; }
 inline float power_of_two(float x) { return std::exp2(x); }
 inline float reciprocal(float x) { return 1.f / x; }
+template <class To, class From> To same_bits(From from) {
+    To to;
+    static_assert(sizeof to == sizeof from);
+    std::memcpy(&to, &from, sizeof to);
+    return to;
+}
+inline unsigned bits_of(float x) { return same_bits<unsigned>(x); }
+inline float float_of(unsigned bits) { return same_bits<float>(bits); }
 inline void block_barrier() { cluster->blocks[my_rank]->arrive_and_wait(); }
 inline void cluster_barrier() { cluster->all->arrive_and_wait(); }
 inline void open_exchange() {}
-inline void send_to(int rank, float* target, float value, int) {
-    cluster->shared[rank][target - shared_memory] = value;
-}
 inline void receive(int, int) { cluster_barrier(); }
+inline float round_to_tf32(float x) { return float_of((bits_of(x) + 0x1000) & ~0x1fffu); }
 
-#include "sweep.cu"
+struct Half;
+struct Quad;
+struct Words;
+struct BFloat16;
+inline float to_float(Half);
+inline void round_to(Half&, float);
+inline void round_to(BFloat16&, float);
+inline Quad from_l2(const Quad* at);
+template <int, class Input> struct Receivers {
+    void send(Input* target, Input value, bool there, int) const {
+        if (!there) return;
+        const auto offset = reinterpret_cast<char*>(target) - reinterpret_cast<char*>(shared_memory);
+        for (auto& shared : cluster->shared)
+            std::memcpy(reinterpret_cast<char*>(shared.data()) + offset, &value, sizeof value);
+    }
+};
+template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input);
+
+#include "numbers.cuh"
+
+inline float to_float(Half x) { return float(same_bits<_Float16>(x.bits)); }
+inline void round_to(Half& to, float x) { to.bits = same_bits<unsigned short>(_Float16(x)); }
+inline void round_to(BFloat16& to, float x) {  // to the nearest, ties to even
+    const unsigned bits = bits_of(x);
+    to.bits = x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+inline Quad from_l2(const Quad* at) { return *at; }
+// As PTX's manual places the elements of m16n8k16 (two bytes) and m16n8k8 (four) in the lanes' registers.
+template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input) {
+    constexpr int in_word = 4 / sizeof(Input), inputs = 8 * in_word;
+    const int lane = my_thread % 32;
+    const unsigned of_a[] = {a.x, a.y, a.z, a.w}, of_b[] = {b0, b1};
+    std::memcpy(warp->a[lane], of_a, sizeof of_a), std::memcpy(warp->b[lane], of_b, sizeof of_b);
+    warp->lanes.arrive_and_wait();
+    const auto element = [](unsigned word, int place) {
+        Input input;
+        std::memcpy(&input, reinterpret_cast<char*>(&word) + place * sizeof input, sizeof input);
+        return to_float(input);
+    };
+    for (int k = 0; k < 4; ++k) {
+        const int output = lane / 4 + k / 2 * 8, row = lane % 4 * 2 + k % 2;
+        for (int i = 0; i < inputs; ++i) {
+            const int later = i / (inputs / 2), lane_of = i % (inputs / 2) / in_word;
+            sum[k] += element(warp->a[output % 8 * 4 + lane_of][output / 8 + 2 * later], i % in_word) *
+                      element(warp->b[row * 4 + lane_of][later], i % in_word);
+        }
+    }
+    warp->lanes.arrive_and_wait();
+}
+
+#include "layout.cuh"
+#include "panels.cuh"
+#include "elementwise.cuh"
+#include "sweeps.cuh"
+#include "products.cuh"
 
 template <int BLOCKS, int WIDTH_OF_BLOCK, class Run>
 void emulate(int blocks, int runs, int shared_floats, Run run) {
@@ -40,14 +108,17 @@ void emulate(int blocks, int runs, int shared_floats, Run run) {
             Cluster here;
             // Fresh shared memory holds anything: NaN shows what is read before it was written.
             here.shared.assign(BLOCKS, std::vector<float>(shared_floats, std::nanf("")));
-            for (int rank = 0; rank < BLOCKS; ++rank)
+            for (int rank = 0; rank < BLOCKS; ++rank) {
                 here.blocks.push_back(std::make_unique<std::barrier<>>(WIDTH_OF_BLOCK));
+                for (int k = 0; k < WIDTH_OF_BLOCK / 32; ++k) here.warps.push_back(std::make_unique<Warp>());
+            }
             here.all = std::make_unique<std::barrier<>>(BLOCKS * WIDTH_OF_BLOCK);
             std::vector<std::thread> threads;
             for (int rank = 0; rank < BLOCKS; ++rank)
                 for (int t = 0; t < WIDTH_OF_BLOCK; ++t)
                     threads.emplace_back([&, rank, t] {
                         cluster = &here, shared_memory = here.shared[rank].data();
+                        warp = here.warps[rank * (WIDTH_OF_BLOCK / 32) + t / 32].get();
                         my_thread = t, my_rank = rank, my_x = first + rank, my_y = y;
                         run();
                     });
@@ -55,17 +126,17 @@ void emulate(int blocks, int runs, int shared_floats, Run run) {
         }
 }
 
-extern "C" void sweep_ahead(const Arguments* a, int blocks, int runs) {
-    emulate<CLUSTER, THREADS>(blocks, runs, shared_size<false>(), [&] { Ahead(*a).run_all(); });
+extern "C" void sweep_forward(const Arguments* a, int blocks, int runs) {
+    emulate<CLUSTER, THREADS>(blocks, runs, shared_size<false>(), [&] { Forward(*a).run_all(); });
 }
-extern "C" void sweep_back(const Arguments* a, int blocks, int runs) {
-    emulate<CLUSTER, THREADS>(blocks, runs, shared_size<true>(), [&] { Behind(*a).run_all(); });
+extern "C" void sweep_backward(const Arguments* a, int blocks, int runs) {
+    emulate<CLUSTER, THREADS>(blocks, runs, shared_size<true>(), [&] { Backward(*a).run_all(); });
 }
 extern "C" void sum_products(const Products* p, int blocks, int runs) {
     emulate<1, PRODUCT_THREADS>(blocks, runs, PRODUCTS_SHARED, [&] { ProductTile(*p).run_all(); });
 }
 extern "C" int shared_bytes(int back) { return 4 * (back ? shared_size<true>() : shared_size<false>()); }
-extern "C" int streamed_floats(int back) { return back ? streamed_size<true>() : streamed_size<false>(); }
+extern "C" int streamed_quads(int back) { return back ? streamed_size<true>() : streamed_size<false>(); }
 extern "C" int arguments_bytes() { return sizeof(Arguments); }
 extern "C" int products_bytes() { return sizeof(Products); }
 extern "C" int products_shared_bytes() { return 4 * PRODUCTS_SHARED; }

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tolerances import EXACT_FLOAT32
+from tolerances import EXACT_FLOAT32, TF32, TOLERANCES
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepmemory.ops import engines, hoisted, nvrtc, plain
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import Plan, Shape, lane_tile, lay_out, plan
+from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, plan
 from deepmemory.ops.recurrence import Recurrence
 
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
@@ -37,8 +37,8 @@ def emulator(tmp_path_factory):
         library = folder / (hashlib.sha256(" ".join(flags).encode()).hexdigest()[:16] + ".so")
         if not library.exists():
             source = Path(__file__).with_name("emulate.cpp")
-            command = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", "-pthread", "-w", "-include", "memory"]
-            subprocess.run([*command, f"-I{compiler.SOURCE.parent}", *flags, source, "-o", library], check=True)
+            command = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", "-pthread", "-w"]
+            subprocess.run([*command, f"-I{compiler.FOLDER_OF_SOURCES}", *flags, source, "-o", library], check=True)
         return ctypes.CDLL(str(library))
 
     return build
@@ -54,10 +54,10 @@ class Emulated:
     def sweep(self, backward, arguments, blocks, runs, threads):
         assert threads == 32 * self.layout.warps
         assert self.library.shared_bytes(int(backward)) == self.layout.shared_bytes[backward]
-        sweep = self.layout.back if backward else self.layout.ahead
-        assert self.library.streamed_floats(int(backward)) == sweep.streamed_floats
+        sweep = self.layout.backward if backward else self.layout.forward
+        assert self.library.streamed_quads(int(backward)) == sweep.streamed_quads
         assert self.library.arguments_bytes() == 8 * len(arguments)
-        run = self.library.sweep_back if backward else self.library.sweep_ahead
+        run = self.library.sweep_backward if backward else self.library.sweep_forward
         run(ctypes.c_void_p(arguments.buffer_info()[0]), blocks, runs)
 
     def sum_products(self, arguments, blocks, runs, shared_bytes):
@@ -108,7 +108,9 @@ def draw_weights(rec: Recurrence, m: int, d: int, hidden: list[int], generator) 
     return weights
 
 
-def compare(rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=None, gate_bias=0.0):
+def compare(
+    rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=None, gate_bias=0.0, dtype=torch.float32, mixed=False
+):
     """y, final states and every gradient against the plain engine in float64."""
     from deepmemory import ops
 
@@ -123,8 +125,14 @@ def compare(rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=No
         x[torch.arange(steps)[:, None] >= lengths] = float("nan")
     probe = torch.randn(steps, batch, d, generator=generator, dtype=torch.float64)
 
+    if dtype is not torch.float32:  # what is rounded on the way in is not the engine's
+        x, probe, *state = (t.to(dtype).double() for t in (x, probe, *state))
+        weights = [w.to(dtype).double() for w in weights]
+
     def run(function, dtype, device):
-        leaves = [t.to(device, dtype).requires_grad_() for t in (x, *state, *weights)]
+        of_weights = torch.float32 if mixed and dtype is not torch.float64 else dtype
+        leaves = [t.to(device, dtype).requires_grad_() for t in (x, *state)]
+        leaves += [w.to(device, of_weights).requires_grad_() for w in weights]
         here = None if lengths is None else lengths.to(device)
         y, final = function(rec, leaves[0], tuple(leaves[1 : 1 + rec.states]), leaves[1 + rec.states :], here)
         loss = (y * probe.to(y)).sum() + sum((f * (k + 2.0)).sum() for k, f in enumerate(final))
@@ -133,9 +141,10 @@ def compare(rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=No
 
     engine(layout)
     expected = run(plain.scan, torch.float64, "cpu")
-    given = run(lambda *args: ops.scan(*args, engine="nvrtc"), torch.float32, DEVICE)
+    given = run(lambda *args: ops.scan(*args, engine="nvrtc"), dtype, DEVICE)
+    exact = dtype is torch.float32 and layout(Shape.of(rec, dtype, weights)).product == FMA
     for index, (a, b) in enumerate(zip(given, expected, strict=True)):
-        rtol, atol = EXACT_FLOAT32
+        rtol, atol = EXACT_FLOAT32 if exact else TF32 if dtype is torch.float32 else TOLERANCES[dtype]
         atol *= max(1.0, b.abs().max().item())
         torch.testing.assert_close(a, b, rtol=rtol, atol=atol, msg=lambda m, i=index: f"{i}: {m}")
 
@@ -144,16 +153,21 @@ REGISTERS, SHARED, GLOBAL, MIXED = range(4)
 PLACES = ("kept", "shared", "streamed")
 
 
-def small(rows, cluster, place, warps=1):
-    """A layout that puts all weights in one place."""
+def small(rows, cluster, place, warps=1, product=FMA):
+    """A layout that puts all weights in one place, or some in each (MIXED)."""
 
     def layout_of(shape: Shape) -> Plan:
-        registers = {REGISTERS: 10**6, MIXED: 4}.get(place, 0)
-        layout = lay_out(shape, rows, cluster, warps, 0 if place == GLOBAL else 10**9, registers)
+        registers = {REGISTERS: 10**6, MIXED: 4 if product == FMA else 32}.get(place, 0)
+        case = shape, product, rows, cluster, warps
+        layout = lay_out(*case, 0 if place == GLOBAL else 10**9, registers)
         if place == MIXED:
-            layout = lay_out(shape, rows, cluster, warps, min(layout.shared_bytes) - 2048, registers)
-        places = [sum(sum(getattr(sweep, name)) for sweep in (layout.ahead, layout.back)) for name in PLACES]
-        assert all(places) if place == MIXED else places[place] == sum(places)
+            layout = lay_out(*case, min(layout.shared_bytes) - 2048, registers)
+        places = [sum(sum(getattr(sweep, name)) for sweep in (layout.forward, layout.backward)) for name in PLACES]
+        if place == REGISTERS:  # layers that share their code have none of their own
+            assert places[place]
+            assert len(shape.stages()) < len(shape.widths) or places[place] == sum(places)
+        else:
+            assert all(places) if place == MIXED else places[place] == sum(places)
         return layout
 
     return layout_of
@@ -168,6 +182,8 @@ CASES = {
     "rhn-1": (Recurrence("rhn"), 7, []),
     "rhn-3-no-bias": (Recurrence("rhn", bias=False), 6, [6, 6]),
     "rhn-3-reverse": (Recurrence("rhn", reverse=True), 6, [6, 6]),
+    "dmu-n5": (Recurrence("dmu", "leaky_relu"), 7, [9] * 4),
+    "dmu-n6-silu-reverse": (Recurrence("dmu", "silu", reverse=True), 5, [6, 6, 6, 4, 4]),
     "rnn": (Recurrence("rnn", "tanh"), 7, []),
     "rnn-relu-reverse": (Recurrence("rnn", "relu", reverse=True), 7, []),
     "gru": (Recurrence("gru"), 7, []),
@@ -189,8 +205,29 @@ def test_lengths_stop_each_sequence_and_padding_stays_outside(case, engine):
     compare(rec, d, hidden, layout=small(2, 2, REGISTERS), engine=engine, lengths=[4, 0, 2])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["tf32", "bfloat16", "float16"])
+@pytest.mark.parametrize("case", CASES)
+def test_tensor_cores_agree_with_the_definition(case, dtype, engine):
+    rec, d, hidden = CASES[case]
+    compare(rec, d, hidden, layout=small(8, 2, REGISTERS, product=MMA), engine=engine, dtype=dtype, lengths=[4, 0, 2])
+
+
 @pytest.mark.parametrize("place", [SHARED, GLOBAL, MIXED])
-@pytest.mark.parametrize("case", ["dmu-n2", "gru", "rhn-3-no-bias"])
+def test_tensor_cores_take_weights_from_anywhere(place, engine):
+    rec, d, hidden = Recurrence("dmu", "tanh"), 45, [70]
+    layout = small(16, 2, place, warps=2, product=MMA)
+    compare(rec, d, hidden, layout=layout, engine=engine, dtype=torch.bfloat16, batch=11, steps=2)
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["", "float32-weights"])
+@pytest.mark.parametrize("case", ["dmu-n2", "lstm"])
+def test_half_precision_without_tensor_cores(case, mixed, engine):
+    rec, d, hidden = CASES[case]
+    compare(rec, d, hidden, layout=small(2, 2, SHARED), engine=engine, dtype=torch.bfloat16, mixed=mixed)
+
+
+@pytest.mark.parametrize("place", [SHARED, GLOBAL, MIXED])
+@pytest.mark.parametrize("case", ["dmu-n2", "gru", "rhn-3-no-bias", "dmu-n5"])
 def test_weights_may_stay_anywhere(case, place, engine):
     rec, d, hidden = CASES[case]
     if place == MIXED:  # there must be something to divide
@@ -252,9 +289,9 @@ def products_of(rec, weights, needs, engine, *, steps=5, batch=3, runs=None, len
     layer = nvrtc._layer(rec, x, weights)
     records = x, h0, weights, lengths, y, trace, deltas, tuple(needs)
     given = nvrtc._weight_gradients(rec, layer, *records)
-    expected = hoisted.weight_gradients(
-        rec, *(t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in records)
-    )
+    exact = [t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in records]
+    exact[2] = [w.double() for w in weights]
+    expected = hoisted.weight_gradients(rec, *exact)
     assert [g is not None for g in given] == list(needs)
     for a, b in zip(given, expected, strict=True):
         if b is not None:
@@ -400,18 +437,19 @@ def test_runs_side_by_side_equal_each_alone(cluster, place, engine):
     ("d", "hidden"), [(5, [5]), (128, []), (136, [136] * 9), (200, [340]), (512, [1024]), (1024, [1024])]
 )
 @pytest.mark.parametrize("runs", [1, 51])
-def test_every_plan_fits_the_chip(d, hidden, runs):
+@pytest.mark.parametrize("products", [(FMA,), (MMA,)])
+def test_every_plan_fits_the_chip(d, hidden, products, runs):
     shape = Shape("dmu", "leaky_relu", d, (*hidden, d))
-    layout = plan(shape, runs, 32, HOPPER.multiprocessors, HOPPER.shared_limit, HOPPER.clusters_at_once)
+    layout = plan(shape, products, runs, 32, *HOPPER[1:])
     assert max(layout.shared_bytes) <= HOPPER.shared_limit
-    assert layout.rows <= 16
+    assert layout.rows <= 32
 
 
 @pytest.mark.parametrize(
     ("cell", "d", "hidden", "batch"), [("rhn", 100, [100] * 9, 32), ("dmu", 512, [1024], 64), ("rhn", 607, [607], 64)]
 )
 def test_no_cluster_waits_for_another_to_end(cell, d, hidden, batch):
-    layout = plan(Shape(cell, "tanh", d, (*hidden, d)), 1, batch, *HOPPER[1:])
+    layout = plan(Shape(cell, "tanh", d, (*hidden, d)), (FMA,), 1, batch, *HOPPER[1:])
     assert layout.cluster > 1
     assert -(-batch // layout.rows) <= HOPPER.clusters_at_once[layout.cluster]
 
@@ -476,12 +514,12 @@ def test_kernels_that_save_nothing_have_no_way_back(monkeypatch):
     driver = Driver(cuModuleGetFunction=lambda function, module, name: found.append(name) or 0)
     monkeypatch.setattr(compiler, "driver", lambda: driver)
     compiler.Kernels(b"", 1, (0, 0), save=False, device=0)
-    assert found == [b"sweep_ahead"]
+    assert found == [b"sweep_forward"]
 
 
 @pytest.mark.parametrize(("depth", "floats"), [(1, 64), (2, 64), (3, 32), (10, 32)])
 def test_a_deep_transition_leaves_registers_to_the_rest(depth, floats):
-    case = Shape("dmu", "tanh", 128, (128,) * depth), 2, 1, 16, HOPPER.shared_limit
+    case = Shape("dmu", "tanh", 128, (128,) * depth), FMA, 2, 1, 16, HOPPER.shared_limit
     assert lay_out(*case) == lay_out(*case, floats)
     assert lay_out(*case) != lay_out(*case, floats // 2)
 
@@ -501,7 +539,7 @@ def test_lanes_share_rows_too_where_outputs_are_few(outputs, rows, tile):
 @pytest.mark.parametrize(
     ("rec", "weights", "dtype", "reason"),
     [
-        (Recurrence("rnn"), [(4, 3), (4, 4), (4,), (4,)], torch.bfloat16, "float32"),
+        (Recurrence("rnn"), [(4, 3), (4, 4), (4,), (4,)], torch.float64, "bfloat16"),
         (Recurrence("lstm"), [(16, 3), (16, 2), (16,), (16,), (2, 4)], torch.float32, "projections"),
         (Recurrence("rnn", "silu"), [(4, 3), (4, 4), (4,), (4,)], torch.float32, "silu"),
         (Recurrence("dmu", bias=False), [(4096, 3), (4096, 4), (8, 4096)], torch.float32, "2048"),
@@ -574,9 +612,7 @@ def test_another_shape_gpu_compiler_or_source_is_compiled_again(fake_compiler, m
     compiler.compile_to_cubin({"D": "5"}, (8, 0))
     fake_compiler.version = 14
     compiler.compile_to_cubin({"D": "5"}, (9, 0))
-    changed = tmp_path / "sweep.cu"
-    changed.write_text(compiler.SOURCE.read_text() + "// and more")
-    monkeypatch.setattr(compiler, "SOURCE", changed)
+    monkeypatch.setattr(compiler, "source", lambda: "// another")
     compiler.compile_to_cubin({"D": "5"}, (9, 0))
     assert len(fake_compiler.compiled) == 5
 

@@ -1,7 +1,8 @@
-"""Fused loops over time for NVIDIA GPUs from CUDA source that is compiled at run time, float32.
+"""Fused loops over time for NVIDIA GPUs from CUDA source that is compiled at run time.
 
-Exact float32 arithmetic with the weights held on the chip, spread over a cluster of multiprocessors where one is
-too small. The compiler, NVRTC, comes with torch; nothing has to be installed.
+The weights stay on the chip, spread over a cluster of multiprocessors where one is too small. Products are exact in
+float32, or run on the tensor cores in bfloat16, float16 and, where torch allows it to recurrent layers, TF32; sums and
+states are float32. The compiler, NVRTC, comes with torch; nothing has to be installed.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from deepmemory.ops import hoisted
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import CLUSTERS, MOST_WARPS, Plan, Shape, plan
+from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MMA, MOST_WARPS, Plan, Shape, plan
 from deepmemory.ops.recurrence import Recurrence
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
@@ -41,13 +42,15 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
     """Why this engine cannot do this case, or None."""
     if x.device.type != "cuda":
         return f"it runs on NVIDIA GPUs, and the input is on {x.device.type}"
-    if x.dtype is not torch.float32:
-        return f"it computes in float32, and the input is {x.dtype}"
+    if x.dtype not in DTYPES:
+        return f"it takes float32, bfloat16 and float16, and the input is {x.dtype}"
+    if any(weight.dtype is not weights[1].dtype for weight in weights) or weights[1].dtype not in DTYPES:
+        return "it takes weights of one type: float32, bfloat16 or float16"
     if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
         return "it has no LSTM with projections"
     if rec.cell == "rnn" and rec.activation in ("silu", "gelu"):
         return f"it has no RNN with {rec.activation}: y does not tell the slope"
-    if max(Shape.of(rec, weights).widths) > WIDEST:
+    if max(Shape.of(rec, x.dtype, weights).widths) > WIDEST:
         return f"it is written for layers of at most {WIDEST} features"
     return None
 
@@ -109,11 +112,12 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> Layer:
             f"engine='nvrtc' takes fewer than {MOST_ROWS} runs x steps x sequences, got {runs} x {x.shape[-3]} x "
             f"{batch}; give it fewer at a time, or use engine='cuda'"
         )
-    key = (rec, runs, batch, index, *[weight.shape for weight in weights])
+    tensor_cores = x.dtype is not torch.float32 or hoisted.tf32_allowed()
+    key = (rec, x.dtype, weights[1].dtype, tensor_cores, runs, batch, index, *[weight.shape for weight in weights])
     layer = _layers.get(key)
     if layer is None:
-        shape = Shape.of(rec, weights)
-        layout = _layout(shape, runs, batch, index)
+        shape = Shape.of(rec, x.dtype, weights)
+        layout = _layout(shape, tensor_cores, runs, batch, index)
         blocks = -(-batch // layout.rows) * layout.cluster
         features = hoisted.trace_features(rec, weights), hoisted.delta_features(rec, weights)
         layer = _layers[key] = Layer(shape, layout, blocks, *features, {})
@@ -124,9 +128,10 @@ def _runs(x: Tensor) -> int:
     return x.shape[0] if x.dim() == 4 else 1
 
 
-def _layout(shape: Shape, runs: int, batch: int, index: int) -> Plan:
+def _layout(shape: Shape, tensor_cores: bool, runs: int, batch: int, index: int) -> Plan:
     device = _device(index)
-    return plan(shape, runs, batch, device.multiprocessors, device.shared_limit, device.clusters_at_once)
+    products = (FMA, MMA) if tensor_cores and device.capability >= (8, 0) else (FMA,)
+    return plan(shape, products, runs, batch, *device[1:])
 
 
 @cache
@@ -207,8 +212,9 @@ def _weights_of_the_sweep(
     deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
     # The input's bias is in the projected x already; torch's own cells have another one on the state's side.
     first = weights[3] if rec.bias and rec.cell in ("rnn", "gru", "lstm") else None
-    floats = (layer.layout.back if backward else layer.layout.ahead).streamed_floats
-    streamed = x.new_empty(_runs(x) * layer.layout.cluster * floats) if floats else None
+    quads = (layer.layout.backward if backward else layer.layout.forward).streamed_quads
+    size = _runs(x) * layer.layout.cluster * quads * 4
+    streamed = x.new_empty(size, dtype=torch.float32) if size else None
     return [weights[1], *(weight for weight, _ in deeper), first, *(bias for _, bias in deeper), streamed]
 
 
@@ -258,14 +264,14 @@ def _weight_gradients(
     if table is None or runs * steps * batch * table.multiplications > products.MOST_MULTIPLICATIONS:
         return hoisted.weight_gradients(rec, x, h0, weights, lengths, y, trace, deltas, needs)
     pieces = table.pieces(steps * batch, runs, _device(x.device.index).multiprocessors)
-    out = x.new_empty((pieces, table.total))
+    out = x.new_empty((pieces, table.total), dtype=torch.float32)
     x = x if x.stride(-1) == 1 else x.contiguous()
     kept = _contiguous([h0, y, trace, lengths])  # until the launch is queued
     row = [deltas.data_ptr(), x.data_ptr(), *(0 if t is None else t.data_ptr() for t in kept), out.data_ptr()]
     row += (*_strides(x)[:3], steps, batch, rec.reverse, pieces, table.tiles, table.total, *table.terms)
     kernels = _kernels(layer.shape, layer.layout, True, x.device.index)
     kernels.sum_products(array("q", row), table.tiles * pieces, runs, table.tile.shared_bytes)
-    flat = out.sum(0) if pieces > 1 else out[0]
+    flat = (out.sum(0) if pieces > 1 else out[0]).to(weights[1].dtype)
     asked = [weight for weight, needed in zip(weights, needs, strict=True) if needed]
     grads = iter(torch._utils._unflatten_dense_tensors(flat, asked))
     return [next(grads) if needed else None for needed in needs]

@@ -1,4 +1,4 @@
-"""From ``sweep.cu`` to kernels that can be launched: NVRTC, which comes with torch, and the driver, through ctypes."""
+"""From CUDA source to kernels that can be launched: NVRTC, which comes with torch, and the driver, through ctypes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ import torch
 
 from deepmemory.ops.nvrtc import products
 
-SOURCE = Path(__file__).with_name("sweep.cu")
+FOLDER_OF_SOURCES = Path(__file__).parent
+# One program, in this order: nothing has to look for headers.
+SOURCES = ("numbers.cuh", "layout.cuh", "panels.cuh", "elementwise.cuh", "sweeps.cuh", "products.cuh", "kernels.cuh")
 FOLDER = "DEEPMEMORY_KERNELS"  # environment variable: where compiled kernels are kept; empty: nowhere
 DIGEST = 32  # bytes at the start of a kept kernel that tell whether the rest is whole
 
@@ -55,9 +57,15 @@ def _check(status: int, what: str) -> None:
 
 
 def compile_to_cubin(defines: dict[str, str], capability: tuple[int, int]) -> bytes:
-    """Machine code of ``sweep.cu`` for one shape and layout, compiled unless it was before."""
+    """Machine code for one shape and layout, compiled unless it was before."""
     defined = [f"-D{name}={value}" for name, value in defines.items()]
-    return _kept(SOURCE.read_text(), [*_options(capability), *defined])
+    return _kept(source(), [*_options(capability), *defined])
+
+
+@cache
+def source() -> str:
+    """The whole program."""
+    return "\n".join(FOLDER_OF_SOURCES.joinpath(name).read_text() for name in SOURCES)
 
 
 def kernel_folder() -> Path | None:
@@ -105,7 +113,7 @@ def _options(capability: tuple[int, int]) -> list[str]:
 
 def _compile(text: str, options: list[str]) -> bytes:
     lib, program, source = nvrtc(), c_void_p(), text.encode()
-    status = lib.nvrtcCreateProgram(byref(program), source, b"sweep.cu", 0, None, None)
+    status = lib.nvrtcCreateProgram(byref(program), source, b"deepmemory.cu", 0, None, None)
     if status:
         raise RuntimeError(f"nvrtcCreateProgram failed with {status}")
     try:
@@ -115,7 +123,7 @@ def _compile(text: str, options: list[str]) -> bytes:
             lib.nvrtcGetProgramLogSize(program, byref(size))
             log = ctypes.create_string_buffer(size.value)
             lib.nvrtcGetProgramLog(program, log)
-            raise RuntimeError(f"compiling sweep.cu with {options} failed:\n{log.value.decode()}")
+            raise RuntimeError(f"compiling a kernel with {options} failed:\n{log.value.decode()}")
         lib.nvrtcGetCUBINSize(program, byref(size))
         cubin = ctypes.create_string_buffer(size.value)
         lib.nvrtcGetCUBIN(program, cubin)
@@ -183,7 +191,7 @@ class Kernels:
     def __init__(self, cubin: bytes, cluster: int, shared_bytes: tuple[int, int], save: bool, device: int) -> None:
         self._context, self._module, self._device = _enter_context(device), c_void_p(), device
         _check(driver().cuModuleLoadData(byref(self._module), cubin), "loading a kernel")
-        self._sweeps = [self._find(b"sweep_ahead"), *([self._find(b"sweep_back")] if save else [])]
+        self._sweeps = [self._find(b"sweep_forward"), *([self._find(b"sweep_backward")] if save else [])]
         self._products = self._find(b"sum_products") if save else None
         self._shared = shared_bytes
         for function, size in zip(self._sweeps, shared_bytes, strict=False):

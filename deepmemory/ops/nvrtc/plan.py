@@ -1,30 +1,46 @@
-"""How a sweep is laid out on the GPU: rows per block, blocks per cluster, where weights stay."""
+"""How a sweep is laid out on the GPU: what multiplies, rows per block, blocks per cluster, where weights stay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence
 
 GATES = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # of a layer that makes a state
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+FMA, MMA = "fma", "mma"  # exact float32 multiplications, tensor cores
+PRODUCTS = (FMA, MMA)
 
 CLUSTERS = (2, 3, 4, 5, 6, 7, 8, 16)  # 16 is Hopper's largest
 MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
-ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+ROWS = {FMA: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), MMA: (4, 6, 8, 10, 12, 16, 24, 32)}
 # What a step takes, in microseconds. READ and MULTIPLICATION are an H200's bandwidths; the others were chosen so that
-# the estimate ranks the layouts that were timed on one, with the kernels of commit 0c3e6f0, as they came out.
+# the estimate ranks the layouts that were timed on one as they came out.
 BARRIER, EXCHANGE = 0.35, 0.6  # a layer's fixed cost in one block, and in a cluster
-SEND = 5e-4  # one number to every block
-READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four numbers for each lane from shared memory; one for each lane
+SEND = 5e-4  # 16 bytes to every block
+READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from shared memory; one product for each lane
+TILE = 9e-4  # 16 x 8 sums on the tensor cores, over a unit's half
 STREAMED_BYTES = 4e4  # that one multiprocessor reads in a microsecond
 BARRIERS = 4  # floats of shared memory
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
 # needs more for the rest. Measured: with 64 a step of ten layers takes 10 % longer than with 32.
-REGISTER_FLOATS = {"shallow": 64, "deep": 32}
+REGISTER_FLOATS = {(FMA, "shallow"): 64, (FMA, "deep"): 32, (MMA, "shallow"): 48, (MMA, "deep"): 0}
 SHALLOW = 2  # linear layers at most
+EARLY_FLOATS = 32  # of weights that a thread fetches while inputs are on their way
+
+
+class Layer(NamedTuple):
+    """A linear layer."""
+
+    inputs: int
+    features: int  # of the output, gates not counted
+    gates: int
 
 
 @dataclass(frozen=True)
@@ -35,191 +51,300 @@ class Shape:
     activation: str
     hidden_size: int
     widths: tuple[int, ...]  # output features of each linear layer, gates not counted
+    value: torch.dtype = torch.float32  # of x, states, results and records
+    weight: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, rec: Recurrence, weights: list[Tensor]) -> Shape:
+    def of(cls, rec: Recurrence, value: torch.dtype, weights: list[Tensor]) -> Shape:
         """Read the shape off a layer's weights, with or without a dimension of runs."""
         d = weights[1].shape[-1]
         deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
         hidden = [weight.shape[-1] for weight, _ in deeper]
-        return cls(rec.cell, rec.activation, d, (*hidden, d))
+        return cls(rec.cell, rec.activation, d, (*hidden, d), value, weights[1].dtype)
 
-    def layers(self) -> Iterator[tuple[int, int, int]]:
-        """(inputs, features, gates) of each linear layer."""
+    def layers(self) -> Iterator[Layer]:
+        """Each linear layer."""
         inputs = self.hidden_size
         for index, features in enumerate(self.widths):
             hidden = self.cell == "dmu" and index < len(self.widths) - 1
-            yield inputs, features, 1 if hidden else GATES[self.cell]
+            yield Layer(inputs, features, 1 if hidden else GATES[self.cell])
             inputs = features
+
+    def stages(self) -> list[tuple[Layer, int]]:
+        """Runs of layers of one shape, which share their code; the first layer, which x goes into, is alone."""
+        first, *others = self.layers()
+        return [(first, 1), *((layer, len(list(run))) for layer, run in groupby(others))]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Where the weights of one sweep stay, layer by layer, in quads of inputs per warp."""
+    """How one sweep multiplies and where its weights stay, stage by stage."""
 
-    kept: tuple[int, ...]  # in registers
-    shared: tuple[int, ...]
-    streamed: tuple[int, ...]  # in global memory, read at every step
+    groups: tuple[int, ...]  # of a warp's lanes that share the rows
+    outputs: tuple[int, ...]  # of a lane, or tiles of 16 of a warp
+    units: tuple[int, ...]  # of inputs of which a warp takes a slice
+    kept: tuple[int, ...]  # of these, of all layers of the stage: in registers,
+    shared: tuple[int, ...]  # in shared memory,
+    streamed: tuple[int, ...]  # in global memory, read at every step,
+    early: tuple[int, ...]  # and of these, in each layer, read before the inputs are there
     shared_bytes: int
-    streamed_floats: int  # of a block
+    streamed_quads: int  # of a block
 
 
 @dataclass(frozen=True)
 class Plan:
     """One layout, for the forward and the backward sweep."""
 
+    product: str
     rows: int
     cluster: int
     warps: int
-    ahead: Sweep
-    back: Sweep
-
-    @property
-    def on_chip(self) -> bool:
-        """No weight is read from global memory after the start."""
-        return not any((*self.ahead.streamed, *self.back.streamed))
+    forward: Sweep
+    backward: Sweep
 
     @property
     def shared_bytes(self) -> tuple[int, int]:
         """Of the forward and of the backward sweep."""
-        return self.ahead.shared_bytes, self.back.shared_bytes
+        return self.forward.shared_bytes, self.backward.shared_bytes
 
     def defines(self, shape: Shape, save: bool) -> dict[str, str]:
-        """The constants that ``sweep.cu`` asks for."""
+        """The constants that ``layout.cuh`` asks for."""
 
-        def listed(numbers: tuple[int, ...]) -> str:
+        def listed(numbers: Iterable[int]) -> str:
             return ",".join(map(str, numbers))
 
-        values = {
+        values: dict[str, object] = {
             "CELL": CELLS.index(shape.cell),
             "ACTIVATION": ACTIVATIONS.index(shape.activation),
+            "VALUE": DTYPES.index(shape.value),
+            "WEIGHT": DTYPES.index(shape.weight),
+            "PRODUCT": PRODUCTS.index(self.product),
             "D": shape.hidden_size,
             "LAYERS": len(shape.widths),
-            "WIDTHS": listed(shape.widths),
+            "STAGES": len(shape.stages()),
+            "WIDTHS": listed(layer.features for layer, _ in shape.stages()),
+            "REPEATS": listed(repeat for _, repeat in shape.stages()),
             "ROWS": self.rows,
             "CLUSTER": self.cluster,
             "WARPS": self.warps,
             "SAVE": int(save),
-            "KEPT_AHEAD": listed(self.ahead.kept),
-            "KEPT_BACK": listed(self.back.kept),
-            "SHARED_AHEAD": listed(self.ahead.shared),
-            "SHARED_BACK": listed(self.back.shared),
         }
+        for direction, sweep in ("FORWARD", self.forward), ("BACKWARD", self.backward):
+            for name in ("groups", "outputs", "units", "kept", "shared", "early"):
+                values[f"{name.upper()}_{direction}"] = listed(getattr(sweep, name))
         return {name: str(value) for name, value in values.items()}
 
 
 def plan(
-    shape: Shape, runs: int, batch: int, multiprocessors: int, shared_limit: int, clusters_at_once: Mapping[int, int]
+    shape: Shape,
+    products: tuple[str, ...],
+    runs: int,
+    batch: int,
+    multiprocessors: int,
+    shared_limit: int,
+    clusters_at_once: Mapping[int, int],
 ) -> Plan:
     """The layout whose steps should take the least time, with as many waves of blocks as it needs.
 
     ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
     """
-    products = sum(inputs * features * gates for inputs, features, gates in shape.layers())
-    warps = 2 if products <= 512 else 4 if products <= 4096 else 8 if products <= 8192 else MOST_WARPS
+    weights = sum(inputs * features * gates for inputs, features, gates in shape.layers())
+    warps = 2 if weights <= 512 else 4 if weights <= 4096 else 8 if weights <= 8192 else MOST_WARPS
     resident = MOST_WARPS // warps  # blocks that share a multiprocessor
     best: tuple[float, Plan] | None = None
-    for cluster in (1, *clusters_at_once):
-        at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
-        for rows in (rows for rows in ROWS if rows <= batch or rows == 1):
-            layout = lay_out(shape, rows, cluster, warps, shared_limit)
-            if max(layout.shared_bytes) <= shared_limit:
-                waves = -(-runs * -(-batch // rows) // at_once)
-                cost = waves * sum(microseconds(shape, layout, backward) for backward in (False, True))
-                if best is None or cost < best[0]:
-                    best = cost, layout
+    for product in products:
+        for cluster in (1, *clusters_at_once):
+            at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
+            for rows in (rows for rows in ROWS[product] if rows <= batch or rows == ROWS[product][0]):
+                layout = lay_out(shape, product, rows, cluster, warps, shared_limit)
+                if max(layout.shared_bytes) <= shared_limit:
+                    waves = -(-runs * -(-batch // rows) // at_once)
+                    cost = waves * sum(microseconds(shape, layout, backward) for backward in (False, True))
+                    if best is None or cost < best[0]:
+                        best = cost, layout
     assert best is not None, "one row in one block always fits: weights may be streamed"
     return best[1]
 
 
 def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
     """An estimate of one step of one block."""
-    sweep = layout.back if backward else layout.ahead
+    sweep = layout.backward if backward else layout.forward
+    size = input_bytes(shape, layout.product)
     total = 0.0
-    for layer, streamed in zip(shape.layers(), sweep.streamed, strict=True):
-        spread = _spread(layer, layout.rows, layout.cluster, layout.warps, backward)
-        quads = spread.items * spread.quads_per_item  # that some warp multiplies
-        total += quads * max(spread.reads * READ, 4 * spread.products * MULTIPLICATION)
-        total += 16 * spread.slices * spread.padded_outputs * streamed / STREAMED_BYTES
+    for index, (layer, repeat) in enumerate(shape.stages()):
+        spread = _spread(layer, layout.product, size, layout.rows, layout.cluster, layout.warps, backward)
+        total += repeat * spread.microseconds(sweep.kept[index])
+        total += 16 * spread.quads_of_unit * sweep.streamed[index] / STREAMED_BYTES
         if layout.cluster == 1:
-            total += BARRIER
+            total += repeat * BARRIER
         else:
-            _, features, gates = layer
-            sent = layout.rows * features * (gates if backward else 1)
-            total += EXCHANGE + SEND * sent
+            sent = layout.rows * _slice(layer.features, layout.cluster, layout.product, size) * layout.cluster * size / 16
+            total += repeat * (EXCHANGE + SEND * sent * (layer.gates if backward else 1))
     return total
 
 
+def input_bytes(shape: Shape, product: str) -> int:
+    """Of one number that is multiplied."""
+    return shape.value.itemsize if product == MMA else 4
+
+
 def lay_out(
-    shape: Shape, rows: int, cluster: int, warps: int, shared_limit: int, register_floats: int | None = None
+    shape: Shape,
+    product: str,
+    rows: int,
+    cluster: int,
+    warps: int,
+    shared_limit: int,
+    register_floats: int | None = None,
 ) -> Plan:
     """Put weights into registers, then shared memory, then leave the rest in global memory."""
     if register_floats is None:
-        register_floats = REGISTER_FLOATS["shallow" if len(shape.widths) <= SHALLOW else "deep"]
+        register_floats = REGISTER_FLOATS[product, "shallow" if len(shape.widths) <= SHALLOW else "deep"]
+    size = input_bytes(shape, product)
+    padded_rows = -(-rows // 8) * 8 if product == MMA else rows
     sweeps = []
     for backward in (False, True):
-        spreads = [_spread(layer, rows, cluster, warps, backward) for layer in shape.layers()]
-        stride = max(spread.padded_inputs for spread in spreads)
-        sums = max(spread.slices * rows * spread.padded_outputs for spread in spreads)
-        used = BARRIERS + 2 * rows * stride + sums + -(-rows // 4) * 4
+        stages = shape.stages()
+        spreads = [_spread(layer, product, size, rows, cluster, warps, backward) for layer, _ in stages]
+        row = max(
+            max(spread.padded_inputs, cluster * _slice(layer.inputs, cluster, product, size))
+            for spread, (layer, _) in zip(spreads, stages, strict=True)
+        )
+        row_bytes = row * size
+        if product == MMA:
+            row_bytes = -(-row_bytes // 64) * 64
+            row_bytes += 0 if row_bytes % 128 else 64
+        used = BARRIERS + 2 * padded_rows * row_bytes // 4 + max(spread.sums for spread in spreads) + -(-rows // 4) * 4
+        if not backward:
+            biases = zip(spreads, stages, strict=True)
+            used += -(-sum(repeat * spread.padded_outputs for spread, (_, repeat) in biases if repeat > 1) // 4) * 4
         registers = register_floats // 4
-        kept, shared, streamed, streamed_floats = [], [], [], 0
-        for spread in spreads:
-            quads = spread.quads_per_item
-            kept.append(min(quads, registers // spread.quads_kept_per_quad))
-            registers -= kept[-1] * spread.quads_kept_per_quad
-            size = 4 * spread.slices * spread.padded_outputs  # floats of one quad per item
-            shared.append(max(0, min(quads - kept[-1], (shared_limit // 4 - used) // size)))
-            used += shared[-1] * size
-            streamed.append(quads - kept[-1] - shared[-1])
-            streamed_floats += streamed[-1] * size
-        sweeps.append(Sweep(tuple(kept), tuple(shared), tuple(streamed), 4 * used, streamed_floats))
-    return Plan(rows, cluster, warps, *sweeps)
+        kept, shared, streamed, early, streamed_quads = [], [], [], [], 0
+        for spread, (_, repeat) in zip(spreads, stages, strict=True):
+            units = repeat * spread.units_per_item
+            # Registers cannot be told apart at run time, as layers that share their code are.
+            kept.append(min(units, registers // spread.quads_kept_per_unit) if repeat == 1 else 0)
+            registers -= kept[-1] * spread.quads_kept_per_unit
+            floats = 4 * spread.quads_of_unit
+            shared.append(max(0, min(units - kept[-1], (shared_limit // 4 - used) // floats)))
+            used += shared[-1] * floats
+            streamed.append(units - kept[-1] - shared[-1])
+            early.append(min(-(-streamed[-1] // repeat), EARLY_FLOATS // 4 // spread.quads_kept_per_unit))
+            streamed_quads += streamed[-1] * floats // 4
+        tiling = ([getattr(spread, name) for spread in spreads] for name in ("row_groups", "at_once", "units_per_item"))
+        places = map(tuple, (kept, shared, streamed, early))
+        sweeps.append(Sweep(*map(tuple, tiling), *places, 4 * used, streamed_quads))
+    return Plan(product, rows, cluster, warps, *sweeps)
 
 
 @dataclass(frozen=True)
 class _Spread:
-    """The same numbers as ``Spread`` in ``sweep.cu``."""
+    """Who multiplies what, as ``Spread`` in ``panels.cuh`` has it."""
 
+    row_groups: int
+    at_once: int
+    units_per_item: int
     slices: int
     items: int
-    quads_per_item: int
-    quads_kept_per_quad: int  # quads of registers that one quad of inputs takes
+    unit: int  # inputs
     padded_outputs: int
-    reads: int  # of a lane for one quad of inputs: its rows', and its outputs' weights
-    products: int  # of a lane with one input: outputs times rows
+    quads_of_unit: int  # of weights, for all items
+    quads_kept_per_unit: int  # of registers, for each lane
+    sums: int  # floats
+    reads: int  # of a warp for one unit: four words for each lane, of its rows'
+    weight_reads: int  # and of its outputs' weights
+    multiplying: float  # microseconds for one unit of an item
 
     @property
     def padded_inputs(self) -> int:
-        return self.slices * self.quads_per_item * 4
+        return self.slices * self.units_per_item * self.unit
+
+    def microseconds(self, kept: int) -> float:
+        """Of all products of a block, with so many units in registers."""
+        reads = self.units_per_item * (self.reads + self.weight_reads) - kept * self.weight_reads
+        return self.items * max(reads * READ, self.units_per_item * self.multiplying) + 2 * self.sums / 128 * READ
 
 
-def _spread(layer: tuple[int, int, int], rows: int, cluster: int, warps: int, backward: bool) -> _Spread:
-    inputs, features, gates = layer
+def _slice(features: int, cluster: int, product: str, size: int) -> int:
+    """Features that a block owns; what blocks send one another goes in 16 bytes."""
+    together = 16 // size
+    return features if cluster == 1 and product == FMA else -(-features // (cluster * together)) * together
+
+
+def _spread(
+    layer: Layer, product: str, size: int, rows: int, cluster: int, warps: int, backward: bool
+) -> _Spread:
+    inputs, outputs = (_slice(features, cluster, product, size) for features in layer[:2])
     if backward:
-        inputs, outputs = gates * features, -(-inputs // cluster)
+        ins, outs = layer.gates * cluster * outputs, inputs
     else:
-        outputs = gates * -(-features // cluster)
-    row_groups, per_lane = lane_tile(outputs, rows)
-    side_by_side = 32 // row_groups * per_lane
-    quads, groups = -(-inputs // 4), -(-outputs // side_by_side)
-    quads_per_item = -(-quads // max(1, min(warps // groups, quads)))
-    slices = -(-quads // quads_per_item)
-    items_per_warp = -(-groups * slices // warps)
-    rows_per_lane = rows // row_groups
+        ins, outs = layer.inputs, layer.gates * outputs
+    spread_of = _tiles if product == MMA else _lanes
+    return spread_of(ins, outs, size, rows, warps)
+
+
+def _cut(units: int, groups: int, warps: int) -> tuple[int, int]:
+    """Units that a warp takes at once, and how many slices of them there are."""
+    per_item = -(-units // max(1, min(warps // groups, units)))
+    return per_item, -(-units // per_item)
+
+
+def _lanes(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
+    row_groups, per_lane = lane_tile(outs, rows)
+    lanes = 32 // row_groups
+    groups = -(-outs // (lanes * per_lane))
+    per_item, slices = _cut(-(-ins // 4), groups, warps)
+    padded_outputs, rows_per_lane = groups * lanes * per_lane, rows // row_groups
     return _Spread(
+        row_groups,
+        per_lane,
+        per_item,
         slices,
         groups * slices,
-        quads_per_item,
-        items_per_warp * per_lane,
-        groups * side_by_side,
-        rows_per_lane + per_lane,
-        rows_per_lane * per_lane,
+        4,
+        padded_outputs,
+        slices * padded_outputs,
+        -(-groups * slices // warps) * per_lane,
+        slices * rows * padded_outputs,
+        rows_per_lane,
+        per_lane,
+        4 * rows_per_lane * per_lane * MULTIPLICATION,
     )
 
 
+def _tiles(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
+    unit, row_tiles = 64 // size, -(-rows // 8)
+    spreads = []
+    for at_once in (1, 2, 4):
+        groups = -(-outs // (16 * at_once))
+        per_item, slices = _cut(-(-ins // unit), groups, warps)
+        spreads.append(
+            _Spread(
+                1,
+                at_once,
+                per_item,
+                slices,
+                groups * slices,
+                unit,
+                16 * groups * at_once,
+                groups * slices * 2 * at_once * 32,
+                -(-groups * slices // warps) * 2 * at_once,
+                slices * 8 * row_tiles * (16 * groups * at_once + 4),
+                row_tiles,
+                2 * at_once,
+                2 * at_once * row_tiles * TILE * (1 if size == 2 else 2),
+            )
+        )
+    return min(spreads, key=lambda spread: spread.microseconds(0))
+
+
 def lane_tile(outputs: int, rows: int) -> tuple[int, int]:
-    """As in ``sweep.cu``: groups of lanes that share the rows, and outputs of a lane."""
+    """Groups of lanes that share the rows, and outputs of a lane.
+
+    Reading from shared memory is what limits a product, so a lane should have outputs and rows in like numbers, as long
+    as padding stays under a third. Groups hold the same weights, and fewer of them in registers: they have to save a
+    quarter of the reads.
+    """
     tight, fewest, best = -(-outputs // 32) * 32, 2**30, (1, 1)
     for row_groups in (1, 2, 4):
         enough = fewest if row_groups == 1 else fewest * 3 // 4

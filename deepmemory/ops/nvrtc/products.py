@@ -10,10 +10,10 @@ from torch import Tensor
 from deepmemory.ops.nvrtc.plan import Shape
 from deepmemory.ops.recurrence import Recurrence
 
-THREADS = 256  # as in ``sweep.cu``, like all that follows of tiles
+THREADS = 256  # as in ``products.cuh``, like all that follows of tiles
 MOST_MULTIPLICATIONS = 10**9  # beyond, the library's products are faster, and long enough to hide their launches
 
-OF_X, OF_STATE, OF_TRACE, OF_ONES = range(4)  # what stands on the right of a product, as in ``sweep.cu``
+OF_X, OF_STATE, OF_TRACE, OF_ONES = range(4)  # what stands on the right of a product, as in ``products.cuh``
 
 
 class Factors(NamedTuple):
@@ -78,7 +78,7 @@ class Tile(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The products that somebody asks for, as ``struct Products`` of ``sweep.cu`` takes them."""
+    """The products that somebody asks for, as ``struct Products`` of ``products.cuh`` takes them."""
 
     terms: list[int]  # their number, then eight numbers for each that there is a place for
     tile: Tile
@@ -99,7 +99,7 @@ class Table(NamedTuple):
 
 
 def terms_of(layers: int) -> int:
-    """How many terms the kernel of this many linear layers has a place for, as in ``sweep.cu``."""
+    """How many terms the kernel of this many linear layers has a place for, as in ``products.cuh``."""
     return min(2 * layers + 4, 50)
 
 
@@ -110,7 +110,7 @@ def table(rec: Recurrence, weights: list[Tensor], runs: int, needs: tuple[bool, 
         begins.append(total)
         total += weight.numel() if needed else 0
     wanted = [part for part in factors(rec, weights) if needs[part.weight]]
-    shape = Shape.of(rec, weights)
+    shape = Shape.of(rec, weights[1].dtype, weights)
     room, tile = terms_of(len(shape.widths)), Tile.of(shape)
     if not wanted or len(wanted) > room:
         return None

@@ -1,0 +1,91 @@
+// What a compiled kernel is for: its constants, and where things lie. `plan.py` chooses all of it.
+//
+//   CELL          0 dmu, 1 rhn, 2 rnn, 3 gru, 4 lstm
+//   ACTIVATION    0 leaky_relu, 1 relu, 2 tanh, 3 silu, 4 gelu: of a dmu's hidden layers or an rnn's state
+//   VALUE, WEIGHT 0 float32, 1 bfloat16, 2 float16: of values, and of weights and biases
+//   PRODUCT       0 exact float32 multiplications, 1 tensor cores (bfloat16, float16, or TF32 for float32)
+//   D             features of the state
+//   LAYERS        linear layers of a step
+//   STAGES        runs of layers of one shape, which share their code; the first layer is a stage of its own
+//   WIDTHS        output features of each stage's layers, not counting gates
+//   REPEATS       layers of each stage
+//   ROWS          sequences of a cluster
+//   CLUSTER, WARPS, SAVE
+// and for each stage, of the forward sweep and of the backward one:
+//   GROUPS_*      how many groups of a warp's lanes share the rows (exact multiplications)
+//   OUTPUTS_*     outputs of a lane (exact multiplications), or tiles of 16 outputs of a warp (tensor cores), at once
+//   UNITS_*       units of inputs of which one warp takes a slice; a unit is what one Quad of weights is multiplied with
+//   KEPT_*, SHARED_*   of these units, of all layers of the stage, how many have their weights in registers, and how many
+//                 in shared memory; those of the rest are read from global memory at every step
+//   EARLY_*       of that rest, how many of each layer are fetched while the inputs are on their way
+
+enum { DMU, RHN, RNN, GRU, LSTM };
+enum { LEAKY_RELU, RELU, TANH, SILU, GELU };
+
+constexpr int THREADS = WARPS * 32;
+constexpr int WIDTH[] = {WIDTHS};
+constexpr int REPEAT[] = {REPEATS};
+template <int STAGE> constexpr int layers_of = REPEAT[STAGE];
+constexpr int ROW_GROUPS[2][STAGES] = {{GROUPS_FORWARD}, {GROUPS_BACKWARD}};
+constexpr int OUTPUTS_AT_ONCE[2][STAGES] = {{OUTPUTS_FORWARD}, {OUTPUTS_BACKWARD}};
+constexpr int UNITS[2][STAGES] = {{UNITS_FORWARD}, {UNITS_BACKWARD}};
+constexpr int KEPT[2][STAGES] = {{KEPT_FORWARD}, {KEPT_BACKWARD}};
+constexpr int SHARED[2][STAGES] = {{SHARED_FORWARD}, {SHARED_BACKWARD}};
+constexpr int EARLY[2][STAGES] = {{EARLY_FORWARD}, {EARLY_BACKWARD}};
+
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+
+constexpr int inputs(int s) { return s == 0 ? D : WIDTH[s - 1]; }
+constexpr int features(int s) { return WIDTH[s]; }
+constexpr int gates(int s) {
+    return CELL == DMU ? (s == STAGES - 1 ? 2 : 1) : CELL == RHN ? 2 : CELL == RNN ? 1 : CELL == GRU ? 3 : 4;
+}
+constexpr bool is_hidden(int s) { return CELL == DMU && s < STAGES - 1; }  // not what makes the state
+// Features that a block owns; what blocks send one another goes in 16 bytes.
+constexpr int SENT_TOGETHER = 16 / int(sizeof(Input));
+constexpr int slice(int f) {
+    return CLUSTER == 1 && !TENSOR_CORES ? f : round_up(ceil_div(f, CLUSTER), SENT_TOGETHER);
+}
+constexpr int all_slices(int f) { return CLUSTER * slice(f); }
+constexpr int elements(int f) { return ceil_div(ROWS * slice(f), THREADS); }  // that a thread finishes
+constexpr int elements_before(int s) { return s <= 0 ? 0 : elements_before(s - 1) + elements(WIDTH[s - 1]); }
+constexpr int OWN = elements(D);
+
+// Places in a step of the trace and of the deltas; hoisted.py gives their order.
+constexpr bool SLOPES = CELL == DMU && (ACTIVATION == SILU || ACTIVATION == GELU);
+constexpr int layers_before(int s) { return s == 0 ? 0 : layers_before(s - 1) + REPEAT[s - 1]; }
+constexpr int widths_before(int s) { return s == 0 ? 0 : widths_before(s - 1) + REPEAT[s - 1] * WIDTH[s - 1]; }
+constexpr int HIDDEN = CELL == DMU ? widths_before(STAGES - 1) : 0;
+constexpr int AFTER_HIDDEN = SLOPES ? 2 * HIDDEN : HIDDEN;
+constexpr int TRACE = CELL == DMU ? AFTER_HIDDEN + 2 * D
+                    : CELL == RHN ? 2 * D * LAYERS + D * (LAYERS - 1)
+                    : CELL == GRU ? 4 * D : CELL == LSTM ? 5 * D : 0;
+constexpr int outputs_before(int s) {
+    return s == 0 ? 0 : outputs_before(s - 1) + REPEAT[s - 1] * gates(s - 1) * features(s - 1);
+}
+constexpr int DELTAS = outputs_before(STAGES) + (CELL == GRU ? D : 0);
+
+struct Arguments {               // every field has 8 bytes: the host sends a row of int64
+    const Weight* weight[LAYERS];  // [R, gates * features, inputs]
+    const Weight* bias[LAYERS];    // [R, gates * features] or null
+    Quad* streamed;                // [R, CLUSTER, streamed_size] for weights that find no room on the chip
+    const Value* projected;        // [R, T, B, gates * features] of layer 0
+    const Value* h0;               // [R, B, D]
+    const Value* c0;
+    const int64* lengths;          // [R, B] or null
+    Value* y;                      // [R, T, B, D]
+    Value* h_n;                    // [R, B, D]; going back the gradient of h_n comes in here, or null
+    Value* c_n;
+    Value* trace;                  // [R, T, B, TRACE]
+    Value* deltas;                 // [R, T, B, DELTAS]
+    Value* grad_h0;                // or null where nobody asks
+    Value* grad_c0;
+    const Value* grad_y;           // [R, T, B, D] with the strides below, or null
+    int64 grad_y_run, grad_y_step, grad_y_row, grad_y_feature;
+    int64 steps;
+    int64 batch;
+    int64 reverse;
+};

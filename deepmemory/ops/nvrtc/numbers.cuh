@@ -1,0 +1,147 @@
+// Number types, and what a GPU has beyond C++: compiled for it as it stands here, replaced in tests (EMULATED).
+
+struct alignas(16) Quad { float x, y, z, w; };
+struct alignas(16) Words { unsigned x, y, z, w; };
+struct BFloat16 { unsigned short bits; };
+struct Half { unsigned short bits; };
+
+#ifndef EMULATED
+#define DEVICE __device__ __forceinline__
+typedef long long int64;
+
+extern __shared__ float shared_memory[];
+DEVICE int thread_index() { return threadIdx.x; }
+DEVICE int block_x() { return blockIdx.x; }
+DEVICE int block_y() { return blockIdx.y; }
+DEVICE float power_of_two(float x) { float y; asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float reciprocal(float x) { float y; asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
+DEVICE float float_of(unsigned bits) { return __uint_as_float(bits); }
+DEVICE void block_barrier() { __syncthreads(); }
+DEVICE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+DEVICE float to_float(Half x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits)); return y; }
+DEVICE void round_to(Half& to, float x) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
+DEVICE void round_to(BFloat16& to, float x) {
+#if __CUDA_ARCH__ >= 800
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
+    const unsigned bits = bits_of(x);  // to the nearest, ties to even
+    to.bits = x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+#endif
+}
+DEVICE float round_to_tf32(float x) { unsigned y; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x)); return float_of(y); }
+
+// Two barriers, at the start of shared memory, count the bytes that other blocks' stores bring: nobody has to wait for
+// a fence, which would also wait for every store to global memory.
+DEVICE unsigned address_of(const void* shared) { return unsigned(__cvta_generic_to_shared(shared)); }
+DEVICE unsigned in_block(unsigned address, int rank) {
+    unsigned there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+DEVICE void open_exchange() {
+    if (threadIdx.x < 2) {
+        const unsigned barrier = address_of(shared_memory) + 8 * threadIdx.x;
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier));
+    }
+}
+DEVICE void receive(int bytes, int exchange) {
+    const unsigned barrier = address_of(shared_memory) + 8 * (exchange & 1), parity = exchange >> 1 & 1;
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    unsigned done;
+    do {
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                     "selp.u32 %0, 1, 0, p;\n\t}"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
+}
+// Lanes hold neighbours in a row of a buffer: as many as fill 16 bytes put them together and share the receivers.
+DEVICE unsigned of_lane(unsigned value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
+DEVICE Words gathered(float value, int first, const float*) {
+    const unsigned word = bits_of(value);
+    return {of_lane(word, first), of_lane(word, first + 1), of_lane(word, first + 2), of_lane(word, first + 3)};
+}
+DEVICE Words gathered_pairs(unsigned half, int first) {
+    const unsigned word = half | __shfl_down_sync(0xffffffffu, half, 1) << 16;
+    return {of_lane(word, first), of_lane(word, first + 2), of_lane(word, first + 4), of_lane(word, first + 6)};
+}
+template <class Input> DEVICE Words gathered(Input value, int first, const Input*) {
+    return gathered_pairs(value.bits, first);
+}
+// How far another block's shared memory is from this block's, for each block that this lane sends to.
+template <int CLUSTER_SIZE, class Input> struct Receivers {
+    static constexpr int together = 16 / int(sizeof(Input)), count = (CLUSTER_SIZE + together - 1) / together;
+    unsigned away[count];
+    DEVICE Receivers() {
+        const unsigned here = address_of(shared_memory);
+#pragma unroll
+        for (int k = 0; k < count; ++k) {
+            const int rank = k * together + threadIdx.x % together;
+            away[k] = in_block(here, rank < CLUSTER_SIZE ? rank : 0) - here;
+        }
+    }
+    DEVICE void send(Input* target, Input value, bool there, int exchange) const {
+        const int place = threadIdx.x % together;
+        const Words all = gathered(value, threadIdx.x % 32 - place, target);
+        if (!there) return;
+        const unsigned to = address_of(target - place), barrier = address_of(shared_memory) + 8 * (exchange & 1);
+#pragma unroll
+        for (int k = 0; k < count; ++k)
+            if (CLUSTER_SIZE % together == 0 || k * together + place < CLUSTER_SIZE)
+                asm volatile(
+                    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                        to + away[k]),
+                    "r"(all.x), "r"(all.y), "r"(all.z), "r"(all.w), "r"(barrier + away[k]) : "memory");
+    }
+};
+
+// Memory that this very block wrote, past the first cache, which has little room beside the shared memory.
+DEVICE Quad from_l2(const Quad* at) {
+    Quad q;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(q.x), "=f"(q.y), "=f"(q.z), "=f"(q.w) : "l"(at));
+    return q;
+}
+
+// sum[16 x 8] += a[16 x k] b[k x 8] for a warp, k = 16 of two bytes or 8 of four; where elements are is PTX's "fragments".
+#define MMA(SHAPE, TYPE)                                                                                              \
+    asm("mma.sync.aligned." SHAPE ".row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, " \
+        "{%0, %1, %2, %3};" : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])                                   \
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1))
+DEVICE void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, BFloat16) { MMA("m16n8k16", "bf16"); }
+DEVICE void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Half) { MMA("m16n8k16", "f16"); }
+DEVICE void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, float) { MMA("m16n8k8", "tf32"); }
+#undef MMA
+#endif
+
+DEVICE float to_float(float x) { return x; }
+DEVICE float to_float(BFloat16 x) { return float_of(unsigned(x.bits) << 16); }
+DEVICE void round_to(float& to, float x) { to = x; }
+
+template <int KIND> struct NumberOf;
+template <> struct NumberOf<0> { typedef float type; };
+template <> struct NumberOf<1> { typedef BFloat16 type; };
+template <> struct NumberOf<2> { typedef Half type; };
+typedef NumberOf<VALUE>::type Value;    // of what goes in, comes out and is kept for the way back
+typedef NumberOf<WEIGHT>::type Weight;  // of matrices and biases
+
+// What products multiply: exact float32 numbers, or what the tensor cores take of the values' type.
+enum { FMA, MMA_TILES };
+constexpr bool TENSOR_CORES = PRODUCT == MMA_TILES;
+template <bool> struct InputOf { typedef Value type; };
+template <> struct InputOf<false> { typedef float type; };
+typedef InputOf<TENSOR_CORES>::type Input;
+DEVICE Input as_input(float x) {
+    Input to;
+    round_to(to, TENSOR_CORES && VALUE == 0 ? round_to_tf32(x) : x);
+    return to;
+}
+template <class T> DEVICE void put(T* to, float x) { round_to(*to, x); }
+DEVICE float in_one_word(float first, float) { return first; }
+template <class T> DEVICE float in_one_word(T first, T second) {
+    return float_of(first.bits | unsigned(second.bits) << 16);
+}

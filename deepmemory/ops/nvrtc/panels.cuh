@@ -1,0 +1,355 @@
+// Products of the weights that a block owns with its rows' inputs.
+
+constexpr int PADDED_ROWS = TENSOR_CORES ? round_up(ROWS, 8) : ROWS;
+
+template <int STAGE, bool BACK> struct Product;
+template <int STAGE> struct Product<STAGE, false> {  // from a layer's inputs to its outputs
+    static constexpr int in = inputs(STAGE), own = slice(features(STAGE)), out = gates(STAGE) * own;
+};
+template <int STAGE> struct Product<STAGE, true> {  // from the deltas of a layer's outputs to its inputs
+    static constexpr int in = gates(STAGE) * all_slices(features(STAGE)), own = slice(inputs(STAGE)), out = own;
+};
+
+// Who multiplies what: a warp takes an item, which is a group of outputs and a slice of the inputs.
+template <int STAGE, bool BACK> struct Spread {
+    using P = Product<STAGE, BACK>;
+    static constexpr int at_once = OUTPUTS_AT_ONCE[BACK][STAGE];
+    static constexpr int lanes = TENSOR_CORES ? 32 : 32 / ROW_GROUPS[BACK][STAGE];  // side by side over outputs
+    static constexpr int rows = TENSOR_CORES ? PADDED_ROWS : ROWS / ROW_GROUPS[BACK][STAGE];  // of a lane, or of a tile
+    static constexpr int quads = TENSOR_CORES ? 2 * at_once : at_once;  // of weights that a lane has for one unit
+    static constexpr int outputs = (TENSOR_CORES ? 16 : lanes) * at_once;  // of an item
+    static constexpr int unit = TENSOR_CORES ? 64 / int(sizeof(Input)) : 4;
+    static constexpr int units = ceil_div(P::in, unit);
+    static constexpr int units_per_item = UNITS[BACK][STAGE];
+    static constexpr int groups = ceil_div(P::out, outputs), slices = ceil_div(units, units_per_item);
+    static constexpr int items = groups * slices, items_per_warp = ceil_div(items, WARPS);
+    static constexpr int padded_inputs = slices * units_per_item * unit;
+    static constexpr int padded_outputs = groups * outputs;
+    static constexpr int sum_stride = padded_outputs + (TENSOR_CORES ? 4 : 0);  // keeps lanes in different banks
+    static constexpr int sums = slices * PADDED_ROWS * sum_stride;
+    static constexpr int quads_of_unit = items * quads * lanes;  // of all items
+    static constexpr int kept = KEPT[BACK][STAGE], shared = SHARED[BACK][STAGE];
+    static constexpr int streamed = layers_of<STAGE> * units_per_item - kept - shared;
+    static constexpr int early = EARLY[BACK][STAGE];  // the last ones of a layer
+};
+
+// Sizes that all layers of a sweep share.
+template <bool BACK, int STAGE = 0> constexpr int widest_row() {
+    if constexpr (STAGE == STAGES) return 0;
+    else return larger(larger(Spread<STAGE, BACK>::padded_inputs, all_slices(inputs(STAGE))), widest_row<BACK, STAGE + 1>());
+}
+template <bool BACK> constexpr int row_stride() {  // in inputs
+    constexpr int row = widest_row<BACK>(), bytes = round_up(row * int(sizeof(Input)), 64);
+    if (!TENSOR_CORES) return row;
+    return (bytes % 128 ? bytes : bytes + 64) / int(sizeof(Input));  // neighbours begin in different halves of the banks
+}
+template <bool BACK> constexpr int buffer_floats() { return PADDED_ROWS * row_stride<BACK>() * int(sizeof(Input)) / 4; }
+template <bool BACK, int STAGE = 0> constexpr int sums_size() {
+    if constexpr (STAGE == STAGES) return 0;
+    else return larger(Spread<STAGE, BACK>::sums, sums_size<BACK, STAGE + 1>());
+}
+template <bool BACK, int STAGE = 0> constexpr int quads_in_shared() {
+    if constexpr (STAGE == STAGES) return 0;
+    else {
+        using S = Spread<STAGE, BACK>;
+        return S::shared * S::quads_of_unit + quads_in_shared<BACK, STAGE + 1>();
+    }
+}
+template <bool BACK, int STAGE = 0> constexpr int streamed_size() {  // quads of a block
+    if constexpr (STAGE == STAGES) return 0;
+    else {
+        using S = Spread<STAGE, BACK>;
+        return S::streamed * S::quads_of_unit + streamed_size<BACK, STAGE + 1>();
+    }
+}
+template <bool BACK, int STAGE = 0> constexpr int biases_in_shared() {  // of layers that share their code
+    if constexpr (BACK || STAGE == STAGES) return 0;
+    else {
+        constexpr int own = layers_of<STAGE> > 1 ? layers_of<STAGE> * Spread<STAGE, BACK>::padded_outputs : 0;
+        return own + biases_in_shared<BACK, STAGE + 1>();
+    }
+}
+// Shared memory, in floats: barriers, two buffers of rows, partial sums, lengths of the rows, biases, weights.
+constexpr int BARRIERS = 4;
+template <bool BACK> constexpr int shared_size() {
+    return BARRIERS + 2 * buffer_floats<BACK>() + sums_size<BACK>() + round_up(ROWS, 4) +
+           round_up(biases_in_shared<BACK>(), 4) + 4 * quads_in_shared<BACK>();
+}
+
+// A lane's sums of some outputs of some rows, in exact float32. A unit is four inputs.
+template <int STAGE, bool BACK> struct FmaSums {
+    using S = Spread<STAGE, BACK>;
+    static constexpr int J = S::at_once, K = S::rows, STRIDE = row_stride<BACK>();
+    static constexpr int chains = K * J >= 4 ? 1 : 4 / (K * J);  // of additions that do not wait for one another
+    float sum[K * J * chains];
+    const int lane = thread_index() % S::lanes, row = thread_index() % 32 / S::lanes * K;  // the first of this lane
+    const Quad* in;
+
+    DEVICE static int output(int group, int j) { return (group * J + j) * S::lanes + thread_index() % S::lanes; }
+    DEVICE FmaSums(const Input* rows, int slice, const float* bias)
+        : in(reinterpret_cast<const Quad*>(rows + row * STRIDE) + slice * S::units_per_item) {
+#pragma unroll
+        for (int k = 0; k < K * J * chains; ++k) sum[k] = k % chains ? 0.f : bias[k / chains % J];
+    }
+    DEVICE void add(const Quad* w, int q) {
+#pragma unroll
+        for (int r = 0; r < K; ++r) {
+            const Quad a = in[r * (STRIDE / 4) + q];
+#pragma unroll
+            for (int j = 0; j < J; ++j) {
+                float* to = sum + (r * J + j) * chains;
+                to[0] += w[j].x * a.x;
+                to[1 % chains] += w[j].y * a.y;
+                to[2 % chains] += w[j].z * a.z;
+                to[3 % chains] += w[j].w * a.w;
+            }
+        }
+    }
+    DEVICE void store(float* sums, int slice, int group) const {  // to sums[slice, row, output]
+#pragma unroll
+        for (int k = 0; k < K * J; ++k) {
+            float all = sum[k * chains];
+#pragma unroll
+            for (int c = 1; c < chains; ++c) all += sum[k * chains + c];
+            sums[(slice * ROWS + row + k / J) * S::sum_stride + output(group, k % J)] = all;
+        }
+    }
+};
+
+// A warp's sums of tiles of 16 outputs and 8 rows, by the tensor cores. A unit is 16 words of a row's inputs; a lane reads
+// four neighbours of them, which are its parts of two products. The order of inputs within a unit is ours to choose.
+template <int STAGE, bool BACK> struct MmaSums {
+    using S = Spread<STAGE, BACK>;
+    static constexpr int J = S::at_once, TILES = PADDED_ROWS / 8, STRIDE = row_stride<BACK>() * int(sizeof(Input)) / 16;
+    float sum[J * TILES * 4];
+    const Words* in;
+
+    // Bias j is that of a lane's first or second output of tile j / 2.
+    DEVICE static int output(int group, int j) {
+        return group * S::outputs + j / 2 * 16 + j % 2 * 8 + thread_index() % 32 / 4;
+    }
+    DEVICE MmaSums(const Input* rows, int slice, const float* bias) {
+        const int lane = thread_index() % 32;
+        in = reinterpret_cast<const Words*>(rows) + lane / 4 * STRIDE + slice * S::units_per_item * 4 + lane % 4;
+#pragma unroll
+        for (int k = 0; k < J * TILES * 4; ++k) sum[k] = bias[k / (TILES * 4) * 2 + k % 4 / 2];
+    }
+    DEVICE void add(const Quad* w, int q) {
+        Words b[TILES];
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) b[tile] = in[tile * 8 * STRIDE + q * 4];
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+            const Words first = words(w[2 * j]), second = words(w[2 * j + 1]);
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile)
+                multiply_tile(sum + (j * TILES + tile) * 4, first, b[tile].x, b[tile].y, Input());
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile)
+                multiply_tile(sum + (j * TILES + tile) * 4, second, b[tile].z, b[tile].w, Input());
+        }
+    }
+    DEVICE static Words words(const Quad& q) { return {bits_of(q.x), bits_of(q.y), bits_of(q.z), bits_of(q.w)}; }
+    DEVICE void store(float* sums, int slice, int group) const {
+        const int row = thread_index() % 4 * 2;
+#pragma unroll
+        for (int j = 0; j < J; ++j)
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    sums[(slice * PADDED_ROWS + tile * 8 + row + k % 2) * S::sum_stride + output(group, 2 * j + k / 2)] =
+                        sum[(j * TILES + tile) * 4 + k];
+    }
+};
+template <bool, int STAGE, bool BACK> struct SumsOf { typedef FmaSums<STAGE, BACK> type; };
+template <int STAGE, bool BACK> struct SumsOf<true, STAGE, BACK> { typedef MmaSums<STAGE, BACK> type; };
+
+template <int STAGE, bool BACK> struct Panel {
+    using P = Product<STAGE, BACK>;
+    using S = Spread<STAGE, BACK>;
+    using Sums = typename SumsOf<TENSOR_CORES, STAGE, BACK>::type;
+    static constexpr int J = S::quads;
+    static constexpr bool looped = layers_of<STAGE> > 1;  // then layers are told apart at run time, and none is in registers
+    Quad kept[larger(1, S::items_per_warp * S::kept * J)];
+    Quad early[larger(1, S::items_per_warp * S::early * J)];
+    float bias[looped ? 1 : S::items_per_warp * J];
+    const float* biases;   // [REPEAT, padded_outputs] of layers that share their code
+    const Quad* shared;    // [units, items, J, lanes]
+    const Quad* streamed;  // the units that follow, in global memory
+
+    // The weight from input k to the block's output n, zero where there is none.
+    DEVICE static const Weight* place(const Weight* weight, int rank, int k, int n) {
+        const int feature = rank * P::own + n % P::own;
+        if (k >= P::in || n >= P::out || feature >= (BACK ? inputs(STAGE) : features(STAGE))) return nullptr;
+        if constexpr (!BACK) return weight + int64(n / P::own * features(STAGE) + feature) * P::in + k;
+        constexpr int apart = all_slices(features(STAGE));  // gates
+        if (k % apart >= features(STAGE)) return nullptr;
+        return weight + int64(k / apart * features(STAGE) + k % apart) * inputs(STAGE) + feature;
+    }
+    DEVICE static float number(const Weight* weight, int rank, int k, int n) {
+        const Weight* at = place(weight, rank, k, n);
+        return at ? to_float(*at) : 0.f;
+    }
+    DEVICE static float word(const Weight* weight, int rank, int k, int n) {  // as many inputs as it holds
+        return in_one_word(as_input(number(weight, rank, k, n)), as_input(number(weight, rank, k + 1, n)));
+    }
+    DEVICE static Quad quad(const Weight* weight, int rank, int unit, int group, int j, int lane) {
+        if constexpr (TENSOR_CORES) {
+            constexpr int in_word = 4 / int(sizeof(Input));
+            const int k = unit * S::unit + (lane % 4 * 4 + j % 2 * 2) * in_word;
+            const int n = group * S::outputs + j / 2 * 16 + lane / 4;
+            return {word(weight, rank, k, n), word(weight, rank, k, n + 8), word(weight, rank, k + in_word, n),
+                    word(weight, rank, k + in_word, n + 8)};
+        } else {
+            const int n = (group * J + j) * S::lanes + lane, k = 4 * unit;
+            if constexpr (!BACK && P::in % 4 == 0 && sizeof(Weight) == 4) {  // four neighbours
+                const Weight* all = place(weight, rank, k, n);
+                if (all && reinterpret_cast<int64>(all) % 16 == 0) return *reinterpret_cast<const Quad*>(all);
+            }
+            return {number(weight, rank, k, n), number(weight, rank, k + 1, n), number(weight, rank, k + 2, n),
+                    number(weight, rank, k + 3, n)};
+        }
+    }
+    // Puts units FIRST to FIRST + COUNT, counted through all layers, in the order in which warps read them; several loads
+    // at once are on their way.
+    template <int FIRST, int COUNT> DEVICE static const Quad* arrange(const Arguments& a, int run, int rank, Quad*& memory) {
+        constexpr int size = COUNT * S::quads_of_unit, at_once = 4;
+        Quad* to = memory;
+        for (int begin = thread_index(); begin < size; begin += at_once * THREADS) {
+            Quad fetched[at_once];
+#pragma unroll
+            for (int k = 0; k < at_once; ++k) {
+                const int i = smaller(begin + k * THREADS, size - 1), unit = FIRST + i / S::quads_of_unit;
+                const int rest = i % S::quads_of_unit, item = rest / (J * S::lanes);
+                fetched[k] = quad(matrix(a, run, unit / S::units_per_item), rank,
+                                  item / S::groups * S::units_per_item + unit % S::units_per_item, item % S::groups,
+                                  rest / S::lanes % J, rest % S::lanes);
+            }
+#pragma unroll
+            for (int k = 0; k < at_once; ++k)
+                if (begin + k * THREADS < size) to[begin + k * THREADS] = fetched[k];
+        }
+        memory += size;
+        return to;
+    }
+    DEVICE static const Weight* matrix(const Arguments& a, int run, int layer) {
+        return a.weight[layers_before(STAGE) + layer] + int64(run) * (gates(STAGE) * features(STAGE) * inputs(STAGE));
+    }
+    DEVICE static float bias_of(const Arguments& a, int run, int layer, int rank, int n) {
+        const Weight* all = a.bias[layers_before(STAGE) + layer];
+        const int feature = rank * P::own + n % P::own;
+        if (BACK || !all || n >= P::out || feature >= features(STAGE)) return 0.f;
+        return to_float(all[(int64(run) * gates(STAGE) + n / P::own) * features(STAGE) + feature]);
+    }
+
+    // Brings the weights to where they stay: `pool` and `far` are what is left of the shared and of the global memory,
+    // `spare` is room for biases. Blocks of one rank write the same to the same place in global memory.
+    DEVICE void load(const Arguments& a, int run, int rank, float*& spare, Quad*& pool, Quad*& far) {
+        const int lane = thread_index() % S::lanes, warp = thread_index() / 32;
+        shared = arrange<S::kept, S::shared>(a, run, rank, pool);
+        streamed = arrange<S::kept + S::shared, S::streamed>(a, run, rank, far);
+        if constexpr (looped) {
+            biases = spare;
+            constexpr int count = BACK ? 0 : layers_of<STAGE> * S::padded_outputs;
+            for (int i = thread_index(); i < count; i += THREADS)
+                spare[i] = bias_of(a, run, i / S::padded_outputs, rank, i % S::padded_outputs);
+            spare += count;
+        } else {
+#pragma unroll
+            for (int i = 0; i < S::items_per_warp; ++i) {
+                const int item = warp + i * WARPS, slice = item / S::groups, group = item % S::groups;
+#pragma unroll
+                for (int j = 0; j < J; ++j) {
+#pragma unroll
+                    for (int q = 0; q < S::kept; ++q)
+                        kept[(i * S::kept + q) * J + j] = item < S::items
+                            ? quad(matrix(a, run, 0), rank, slice * S::units_per_item + q, group, j, lane)
+                            : Quad{0.f, 0.f, 0.f, 0.f};
+                    bias[i * J + j] = slice == 0 ? bias_of(a, run, 0, rank, Sums::output(group, j)) : 0.f;
+                }
+            }
+        }
+    }
+
+    // A lane's quads of a unit, from where they are.
+    enum { ANYWHERE, IN_SHARED, IN_GLOBAL };
+    template <int PLACE> DEVICE void fetch(Quad* w, int unit, int item) const {
+        unit -= S::kept;
+        const bool on_chip = PLACE == IN_SHARED || (PLACE == ANYWHERE && unit < S::shared);
+        const int at = ((on_chip ? unit : unit - S::shared) * S::items + item) * (J * S::lanes) + thread_index() % S::lanes;
+        if (on_chip) {
+#pragma unroll
+            for (int j = 0; j < J; ++j) w[j] = shared[at + j * S::lanes];
+        } else {
+#pragma unroll
+            for (int j = 0; j < J; ++j) w[j] = from_l2(streamed + at + j * S::lanes);
+        }
+    }
+    static constexpr int rest = !looped || S::shared == 0 ? IN_GLOBAL : S::streamed == 0 ? IN_SHARED : ANYWHERE;
+    static constexpr int late = S::units_per_item - S::early;
+    DEVICE void fetch_early(int layer) {
+#pragma unroll
+        for (int i = 0; i < S::items_per_warp; ++i) {
+            const int item = thread_index() / 32 + i * WARPS;
+            if (item >= S::items) break;
+#pragma unroll
+            for (int q = 0; q < S::early; ++q)
+                fetch<rest>(early + (i * S::early + q) * J, layer * S::units_per_item + late + q, item);
+        }
+    }
+
+    DEVICE void multiply(int layer, const Input* rows, float* sums) const {
+#pragma unroll
+        for (int i = 0; i < S::items_per_warp; ++i) {
+            const int item = thread_index() / 32 + i * WARPS, slice = item / S::groups, group = item % S::groups;
+            if (item >= S::items) break;
+            float initial[J];
+#pragma unroll
+            for (int j = 0; j < J; ++j) {
+                if (!looped) initial[j] = bias[i * J + j];
+                else initial[j] = BACK || slice ? 0.f : biases[layer * S::padded_outputs + Sums::output(group, j)];
+            }
+            Sums sum(rows, slice, initial);
+#pragma unroll
+            for (int q = 0; q < S::kept; ++q) sum.add(kept + (i * S::kept + q) * J, q);
+            constexpr int in_shared = looped ? S::kept : smaller(S::kept + S::shared, late);
+            Quad w[J];
+#pragma unroll 4
+            for (int q = S::kept; q < in_shared; ++q) {
+                fetch<IN_SHARED>(w, q, item);
+                sum.add(w, q);
+            }
+#pragma unroll 4
+            for (int q = in_shared; q < late; ++q) {
+                fetch<rest>(w, layer * S::units_per_item + q, item);
+                sum.add(w, q);
+            }
+#pragma unroll
+            for (int q = 0; q < S::early; ++q) sum.add(early + (i * S::early + q) * J, late + q);
+            sum.store(sums, slice, group);
+        }
+    }
+
+    // Of COUNT slices from FIRST on, in pairs: a step waits for this chain of additions.
+    template <int FIRST = 0, int COUNT = S::slices> DEVICE static float total(const float* sums, int row, int n) {
+        if constexpr (COUNT == 1) return sums[(FIRST * PADDED_ROWS + row) * S::sum_stride + n];
+        else return total<FIRST, COUNT / 2>(sums, row, n) + total<FIRST + COUNT / 2, COUNT - COUNT / 2>(sums, row, n);
+    }
+};
+
+template <bool BACK, int STAGE = 0> struct Panels {
+    Panel<STAGE, BACK> panel;
+    Panels<BACK, STAGE + 1> deeper;
+    DEVICE void load(const Arguments& a, int run, int rank, float* spare, Quad* pool, Quad* far) {
+        panel.load(a, run, rank, spare, pool, far);
+        deeper.load(a, run, rank, spare, pool, far);
+    }
+    template <int WANTED> DEVICE auto& get() {
+        if constexpr (WANTED == STAGE) return panel;
+        else return deeper.template get<WANTED>();
+    }
+};
+template <bool BACK> struct Panels<BACK, STAGES> {
+    DEVICE void load(const Arguments&, int, int, float*, Quad*, Quad*) {}
+};

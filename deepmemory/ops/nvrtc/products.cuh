@@ -1,0 +1,152 @@
+// Weight gradients: all of a layer's products over time and batch in one launch.
+
+// A term is the gradient of one weight, or of some of its rows: the sum over (t, b) of deltas times what the weight
+// saw.
+enum { OF_X, OF_STATE, OF_TRACE, OF_ONES };  // OF_STATE: the state before the step; OF_ONES: a bias
+struct Term {
+    int64 left, lefts;            // features of the deltas
+    int64 source, right, rights;  // and of what the weight saw
+    int64 out, out_run;           // where its result begins, and how far runs are apart
+    int64 tile;                   // the first of its tiles
+};
+constexpr int TERMS = smaller(2 * LAYERS + 4, 50);  // arguments of a kernel have 4 KB
+struct Products {          // as Arguments, a row of int64
+    const Value* deltas;   // [R, T, B, DELTAS]
+    const Value* x;        // [R, T, B, inputs] with the strides below
+    const Value* h0;       // [R, B, D]
+    const Value* y;        // [R, T, B, D]
+    const Value* trace;    // [R, T, B, TRACE]
+    const int64* lengths;  // [R, B] or null
+    float* out;            // [pieces, total]
+    int64 x_run, x_step, x_row;
+    int64 steps, batch, reverse;
+    int64 pieces, tiles, total;
+    int64 terms;
+    Term term[TERMS];
+};
+// A block makes TILE x TILE outputs. A thread fetches columns of a tile, so small layers have small ones.
+constexpr int most_outputs(int s) { return s == STAGES ? 0 : larger(gates(s) * features(s), most_outputs(s + 1)); }
+constexpr int TILE = most_outputs(0) <= 8 ? 8 : most_outputs(0) <= 16 ? 16 : most_outputs(0) <= 32 ? 32 : 64;
+constexpr int CHUNK = 2048 / TILE;  // rows in shared memory
+constexpr int PRODUCT_THREADS = 256;
+constexpr int TILE_STRIDE = TILE + 4;  // neighbouring rows begin in different banks
+constexpr int PRODUCTS_SHARED = 2 * CHUNK * TILE_STRIDE;  // floats
+
+// One tile of one term, over one piece of the rows (t, b) of one run. A thread makes 4 x 4 outputs; where a tile is
+// narrow the threads that are left over take other rows of the chunk.
+struct ProductTile {
+    static constexpr int ROW_STEP = PRODUCT_THREADS / TILE, FETCHED = CHUNK / ROW_STEP;
+    const Products& p;
+    const Term& term;
+    const int run, batch;
+    int left0, right0, lefts, rights;
+    // A thread fetches one column of either side.
+    const Value* delta;             // at the row that comes next
+    const Value* from;              // what the weight saw is at from[t * step + b * row]
+    const Value* start;             // [B, D] the state before a sequence's first step
+    int64 step, row;
+    int next, end, t, b;            // the row that comes next, also as a time and a sequence
+    float next_left[FETCHED], next_right[FETCHED];
+
+    DEVICE static const Term& term_of(const Products& p, int tile) {
+        int k = 0;
+        while (k + 1 < p.terms && p.term[k + 1].tile <= tile) ++k;
+        return p.term[k];
+    }
+
+    DEVICE ProductTile(const Products& p)
+        : p(p), term(term_of(p, block_x() % int(p.tiles))), run(block_y()), batch(int(p.batch)) {
+        const int across = ceil_div(int(term.rights), TILE), tile = block_x() % int(p.tiles) - int(term.tile);
+        left0 = tile / across * TILE, right0 = tile % across * TILE;
+        lefts = smaller(TILE, int(term.lefts) - left0), rights = smaller(TILE, int(term.rights) - right0);
+
+        const int rows = int(p.steps) * batch, share = ceil_div(rows, int(p.pieces));
+        const int begin = block_x() / int(p.tiles) * share;
+        next = begin + thread_index() / TILE, end = smaller(begin + share, rows);
+        t = next / batch, b = next % batch;
+        const int column = thread_index() % TILE;
+        const int64 all = int64(run) * rows, right = right0 + column;
+        delta = p.deltas + (all + next) * DELTAS + term.left + left0 + column;
+        start = p.h0 + int64(run) * batch * D + right;
+        if (term.source == OF_X) {
+            from = p.x + run * p.x_run + right, step = p.x_step, row = p.x_row;
+        } else if (term.source == OF_STATE) {
+            row = D, step = int64(batch) * D, from = p.y + all * D + right + (p.reverse ? step : -step);
+        } else {
+            row = TRACE, step = int64(batch) * TRACE, from = p.trace + all * TRACE + term.right + right;
+        }
+    }
+
+    DEVICE float seen() const {
+        if (term.source == OF_ONES) return 1.f;
+        if (term.source != OF_TRACE) {
+            const int until = int(p.lengths ? p.lengths[run * p.batch + b] : p.steps);
+            if (term.source == OF_X) {
+                if (t >= until) return 0.f;  // what stands in the padding of x, NaN included, must not get into a sum
+            } else {
+                const int before = p.reverse ? t + 1 : t - 1;
+                if (before < 0 || before >= until) return to_float(start[b * D]);
+            }
+        }
+        return to_float(from[t * step + b * row]);
+    }
+
+    DEVICE void fetch() {
+        const int column = thread_index() % TILE;
+#pragma unroll
+        for (int k = 0; k < FETCHED; ++k) {
+            next_left[k] = next < end && column < lefts ? to_float(*delta) : 0.f;
+            next_right[k] = next < end && column < rights ? seen() : 0.f;
+            delta += ROW_STEP * DELTAS, next += ROW_STEP, b += ROW_STEP;
+            while (b >= batch) b -= batch, ++t;
+        }
+    }
+
+    DEVICE void run_all() {
+        float* left = shared_memory;
+        float* right = shared_memory + CHUNK * TILE_STRIDE;
+        const int across = ceil_div(rights, 4), cells = ceil_div(lefts, 4) * across, groups = PRODUCT_THREADS / cells;
+        const int group = thread_index() / cells, cell = thread_index() % cells;
+        const int own = thread_index() / TILE * TILE_STRIDE + thread_index() % TILE;
+        const float* l = left + cell / across * 4;
+        const float* r = right + cell % across * 4;
+        float sum[16];
+#pragma unroll
+        for (int k = 0; k < 16; ++k) sum[k] = 0.f;
+        int rows_left = end - (next - thread_index() / TILE);
+        fetch();
+        for (; rows_left > 0; rows_left -= CHUNK) {
+#pragma unroll
+            for (int k = 0; k < FETCHED; ++k) {
+                left[own + k * ROW_STEP * TILE_STRIDE] = next_left[k];
+                right[own + k * ROW_STEP * TILE_STRIDE] = next_right[k];
+            }
+            block_barrier();
+            fetch();
+#pragma unroll 4
+            for (int i = group < groups ? group : CHUNK; i < CHUNK; i += groups) {
+                const Quad a = *reinterpret_cast<const Quad*>(l + i * TILE_STRIDE);
+                const Quad b = *reinterpret_cast<const Quad*>(r + i * TILE_STRIDE);
+                sum[0] += a.x * b.x, sum[1] += a.x * b.y, sum[2] += a.x * b.z, sum[3] += a.x * b.w;
+                sum[4] += a.y * b.x, sum[5] += a.y * b.y, sum[6] += a.y * b.z, sum[7] += a.y * b.w;
+                sum[8] += a.z * b.x, sum[9] += a.z * b.y, sum[10] += a.z * b.z, sum[11] += a.z * b.w;
+                sum[12] += a.w * b.x, sum[13] += a.w * b.y, sum[14] += a.w * b.z, sum[15] += a.w * b.w;
+            }
+            block_barrier();
+        }
+        // Groups of threads saw different rows: add them up in the memory that the chunks leave free.
+#pragma unroll
+        for (int k = 0; k < 16; ++k)
+            if (group < groups) shared_memory[k * PRODUCT_THREADS + thread_index()] = sum[k];
+        block_barrier();
+        float* out = p.out + block_x() / int(p.tiles) * p.total + run * term.out_run + term.out;
+        for (int o = thread_index(); o < 4 * across * lefts; o += PRODUCT_THREADS) {
+            const int i = o / (4 * across), j = o % (4 * across);
+            const float* of_cell = shared_memory + (i % 4 * 4 + j % 4) * PRODUCT_THREADS + i / 4 * across + j / 4;
+            float all = 0.f;
+            for (int g = 0; g < groups; ++g) all += of_cell[g * cells];
+            if (j < rights) out[int64(left0 + i) * term.rights + right0 + j] = all;
+        }
+    }
+};
+static_assert(16 * PRODUCT_THREADS <= PRODUCTS_SHARED, "the sums of all threads fit into the memory of a chunk");

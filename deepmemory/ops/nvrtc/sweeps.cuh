@@ -1,0 +1,432 @@
+// The two sweeps over time for one layer in one direction.
+//
+// A cluster of CLUSTER blocks takes ROWS sequences of one run through all time steps. Of every linear layer each
+// block owns a slice of the output features, keeps the weights of that slice on the chip as far as they find room, and
+// sends what it computed to the shared memory of the other blocks. One layer of one step is
+//
+//     partial sums -> block barrier -> add up, apply the gate, send, store -> receive
+//
+// where a warp multiplies a slice of the inputs with some outputs, and a thread finishes single elements. State and sums
+// are float32 whatever the values' type. Batch size, length and direction are arguments.
+
+template <bool BACK> struct Sweep {
+    const Arguments& a;
+    const int rank, run, steps, batch;
+    const int first;  // sequence
+    const int rows;   // that are sequences of the batch
+    float* const sums;
+    int* const until;  // [ROWS] steps that are real
+    int begin, end;  // of what is not padding in every row; memory outside comes in as zero
+    Panels<BACK> panels;
+    Receivers<CLUSTER, Input> receivers;
+    int exchange = 0;  // counts what was sent and received; its parity tells the buffer
+
+    DEVICE Sweep(const Arguments& a) : a(a), rank(block_x() % CLUSTER), run(block_y()), steps(int(a.steps)),
+                                       batch(int(a.batch)), first(block_x() / CLUSTER * ROWS),
+                                       rows(smaller(batch - first, ROWS)),
+                                       sums(shared_memory + BARRIERS + 2 * buffer_floats<BACK>()),
+                                       until(reinterpret_cast<int*>(sums + sums_size<BACK>())) {
+        constexpr int buffers = 2 * buffer_floats<BACK>();
+        for (int i = thread_index(); i < buffers; i += THREADS) shared_memory[BARRIERS + i] = 0.f;
+        for (int row = thread_index(); row < ROWS; row += THREADS)
+            until[row] = !in_batch(row) ? 0 : a.lengths ? int(a.lengths[sequence(row)]) : steps;
+        float* spare = reinterpret_cast<float*>(until + round_up(ROWS, 4));
+        Quad* far = a.streamed + (int64(run) * CLUSTER + rank) * streamed_size<BACK>();
+        panels.load(a, run, rank, spare, reinterpret_cast<Quad*>(spare + round_up(biases_in_shared<BACK>(), 4)), far);
+        if (CLUSTER == 1) {
+            block_barrier();
+        } else {
+            open_exchange();
+            cluster_barrier();
+        }
+        int longest = 0;
+#pragma unroll
+        for (int row = 0; row < ROWS; ++row) longest = larger(longest, until[row]);
+        begin = a.reverse ? steps - longest : 0;
+        end = a.reverse ? steps : longest;
+    }
+    DEVICE Input* buffer(int which) const {
+        return reinterpret_cast<Input*>(shared_memory + BARRIERS + (which & 1) * buffer_floats<BACK>());
+    }
+    DEVICE bool in_batch(int row) const { return row < rows; }
+    DEVICE int64 sequence(int row) const { return int64(run) * batch + first + row; }
+    // Where an element of a step is in [R, T, B, WIDTH]. A step waits for address arithmetic too: rows (r, t, b) are
+    // counted in 32 bits, which the host makes sure of, and one wide multiplication makes elements of them.
+    template <int WIDTH> DEVICE int64 at(int t, int row, int feature) const {
+        const unsigned plane = (unsigned(run) * steps + t) * batch + first;
+        return int64(plane) * WIDTH + (row * WIDTH + feature);
+    }
+    DEVICE int time(int s) const { return a.reverse ? steps - 1 - s : s; }
+
+    // Calls visit(e, row, feature) for each element of `F` features that this thread finishes.
+    template <int F, class Visit> DEVICE void for_own(Visit visit) const {
+        constexpr int own = slice(F);
+#pragma unroll
+        for (int e = 0; e < elements(F); ++e) {
+            const int i = thread_index() + e * THREADS, row = i / own, feature = rank * own + i % own;
+            if (i < ROWS * own && feature < F) visit(e, row, feature);
+        }
+    }
+    // Gives every block of the cluster inputs of the next product: values[e * STEP] of each own element, `offset` further.
+    template <int F, int STEP = 1> DEVICE void send(const float* values, int offset = 0) const {
+        constexpr int own = slice(F);
+#pragma unroll
+        for (int e = 0; e < elements(F); ++e) {
+            const int i = thread_index() + e * THREADS, row = i / own, feature = rank * own + i % own;
+            const bool there = i < ROWS * own;
+            Input* target = buffer(exchange) + row * row_stride<BACK>() + offset + feature;
+            const Input value = as_input(there && feature < F ? values[e * STEP] : 0.f);
+            if (CLUSTER > 1) receivers.send(target, value, there, exchange);
+            else if (there) *target = value;
+        }
+    }
+    // Waits for all inputs of the next product. A block sends again only after it has received, so that a buffer that is
+    // written to has been read by everybody: two of them suffice.
+    template <int INPUTS> DEVICE void all_sent() {
+        if (CLUSTER == 1) block_barrier();
+        else receive(ROWS * INPUTS * int(sizeof(Input)), exchange);
+        ++exchange;
+    }
+    template <int STAGE> DEVICE void fetch_weights(int k) { panels.template get<STAGE>().fetch_early(k); }
+    template <int STAGE> DEVICE void multiply(int k) {  // with layer k of a stage
+        panels.template get<STAGE>().multiply(k, buffer(exchange - 1), sums);
+        block_barrier();
+    }
+    template <int STAGE> DEVICE float total(int row, int n) const {
+        return Panel<STAGE, BACK>::total(sums, row, n);
+    }
+};
+
+struct Forward : Sweep<false> {
+    float h[OWN], c[CELL == LSTM ? OWN : 1];
+    float x[elements(features(0)) * gates(0)];  // of the step to come, fetched one step early
+
+    static constexpr int traced(int stage) {  // numbers of an element for the way back
+        return is_hidden(stage) ? (SLOPES ? 2 : 1) : CELL == DMU || CELL == RHN ? 2 : CELL == GRU ? 4 : CELL == LSTM ? 5 : 0;
+    }
+
+    DEVICE Forward(const Arguments& a) : Sweep(a) {}
+
+    // Beyond the last step or the batch, anything that is there will do.
+    DEVICE void fetch(int s, int e, int any_row, int feature) {
+        const int t = time(smaller(s, steps - 1)), row = smaller(any_row, rows - 1);
+        const Value* from = a.projected + at<gates(0) * features(0)>(t, row, feature);
+#pragma unroll
+        for (int g = 0; g < gates(0); ++g) x[e * gates(0) + g] = to_float(from[g * features(0)]);
+    }
+
+    template <int STAGE> DEVICE void layer(int s, int t, int k) {  // layer k of a stage
+        constexpr int F = features(STAGE), G = gates(STAGE), own = slice(F), count = traced(STAGE);
+        float saved[elements(F) * larger(1, count)];  // for the trace
+        multiply<STAGE>(k);
+        for_own<F>([&](int e, int row, int feature) {
+            const bool real = t < until[row];
+            float before[G];  // what the gates see
+#pragma unroll
+            for (int g = 0; g < G; ++g) {
+                before[g] = total<STAGE>(row, g * own + feature - rank * own);
+                if (STAGE == 0 && CELL != GRU) before[g] += x[e * G + g];
+            }
+            if constexpr (STAGE == 0 && CELL != GRU) fetch(s + 1, e, row, feature);
+            float* keep = saved + e * count;
+            if constexpr (is_hidden(STAGE)) {
+                keep[0] = activate(before[0]);
+                if (SLOPES) keep[SLOPES] = slope_at(before[0]);
+            } else {
+                const float next = update(e, real, before, keep);
+                h[e] = real ? next : h[e];
+            }
+            if constexpr (STAGE == 0 && CELL == GRU) fetch(s + 1, e, row, feature);
+        });
+        if constexpr (is_hidden(STAGE)) send<F, count>(saved);
+        else send<F>(h);
+        if (k + 1 < layers_of<STAGE>) fetch_weights<STAGE>(k + 1);
+        else fetch_weights<(STAGE + 1) % STAGES>(0);
+        // The other warps wait for what was sent: they get it before memory does. Blocks of a cluster wait longer.
+        if (CLUSTER > 1) store<STAGE>(t, k, saved);
+        all_sent<all_slices(F)>();
+        if (CLUSTER == 1) store<STAGE>(t, k, saved);
+    }
+    template <int STAGE> DEVICE void stages(int s, int t) {
+        if constexpr (layers_of<STAGE> == 1) layer<STAGE>(s, t, 0);
+        else
+#pragma unroll 1
+            for (int k = 0; k < layers_of<STAGE>; ++k) layer<STAGE>(s, t, k);
+        if constexpr (STAGE + 1 < STAGES) stages<STAGE + 1>(s, t);
+    }
+
+    // The new state of one element from what its gates see, and what the way back wants to know of it.
+    DEVICE float update(int e, bool real, const float* v, float* saved) {
+        if constexpr (CELL == DMU) {
+            const Gate keep = gate(v[0]);
+            saved[0] = v[0], saved[1] = tanh_of(v[1]);
+            return h[e] * keep.open + saved[1] * keep.shut;
+        } else if constexpr (CELL == RHN) {
+            const Gate open = gate(v[1]);
+            saved[0] = tanh_of(v[0]), saved[1] = open.open;
+            return saved[0] * open.open + h[e] * open.shut;
+        } else if constexpr (CELL == RNN) {
+            return activate(v[0]);
+        } else if constexpr (CELL == GRU) {
+            const float* of_x = x + e * 3;
+            const Gate keep = gate(of_x[1] + v[1]);
+            saved[0] = sigmoid(of_x[0] + v[0]), saved[1] = keep.open, saved[3] = v[2];
+            saved[2] = tanh_of(of_x[2] + saved[0] * v[2]);
+            return h[e] * keep.open + saved[2] * keep.shut;
+        } else {
+            saved[0] = sigmoid(v[0]), saved[1] = sigmoid(v[1]), saved[2] = tanh_of(v[2]), saved[3] = sigmoid(v[3]);
+            saved[4] = saved[1] * c[e] + saved[0] * saved[2];
+            c[e] = real ? saved[4] : c[e];
+            return saved[3] * tanh_of(saved[4]);
+        }
+    }
+
+    // What a layer leaves in global memory.
+    template <int STAGE> DEVICE void store(int t, int k, const float* saved) {
+        constexpr bool hidden = is_hidden(STAGE);
+        constexpr int count = traced(STAGE), apart = hidden ? HIDDEN : D;
+        const int layer = layers_before(STAGE) + k;
+        const int base = hidden ? widths_before(STAGE) + k * features(STAGE)
+                       : CELL == DMU ? AFTER_HIDDEN : CELL == RHN ? 2 * D * layer : 0;
+        for_own<features(STAGE)>([&](int e, int row, int feature) {
+            if (!in_batch(row)) return;
+            const bool real = t < until[row];
+            if (SAVE && count) {
+                Value* step = a.trace + at<TRACE>(t, row, feature);
+#pragma unroll
+                for (int k = 0; k < count; ++k) put(step + base + k * apart, real ? saved[e * count + k] : 0.f);
+                if (CELL == RHN && layer < LAYERS - 1) put(step + 2 * D * LAYERS + layer * D, real ? h[e] : 0.f);
+            }
+            if (layer == LAYERS - 1) put(a.y + at<D>(t, row, feature), real ? h[e] : 0.f);
+        });
+    }
+
+    DEVICE void run_all() {
+        for_own<D>([&](int e, int row, int feature) {
+            const bool there = in_batch(row);
+            h[e] = there ? to_float(a.h0[sequence(row) * D + feature]) : 0.f;
+            if (CELL == LSTM) c[e] = there ? to_float(a.c0[sequence(row) * D + feature]) : 0.f;
+        });
+        send<D>(h);
+        fetch_weights<0>(0);
+        for_own<features(0)>([&](int e, int row, int feature) { fetch(begin, e, row, feature); });
+        all_sent<all_slices(D)>();
+        for (int s = begin; s < end; ++s) stages<0>(s, time(s));
+        for_own<D>([&](int e, int row, int feature) {
+            if (!in_batch(row)) return;
+            put(a.h_n + sequence(row) * D + feature, h[e]);
+            if (CELL == LSTM) put(a.c_n + sequence(row) * D + feature, c[e]);
+        });
+    }
+};
+
+struct Backward : Sweep<true> {
+    static constexpr int VALUES = CELL == DMU || CELL == RHN ? 2 : CELL == RNN ? 1 : CELL == GRU ? 4 : 6;
+    float dh[OWN], dc[CELL == LSTM ? OWN : 1];
+    // Of the step to come, fetched one step early: gradient of y, state before the step, gates.
+    float grad[OWN], h_before[OWN], values[OWN * VALUES];
+    const Value* grad_y[OWN];  // of time 0
+    // Of this step: hidden activations or slopes of a dmu, inner values of an rhn. Those of a stage's last layer are
+    // fetched when the step starts, those of the layers before it one layer early.
+    static constexpr int LAST = STAGES - 1, INNER = CELL == DMU ? 1 : CELL == RHN ? 3 : 0;
+    float inner[larger(1, INNER * elements_before(STAGES))];
+
+    DEVICE Backward(const Arguments& a) : Sweep(a) {}
+
+    // What is fetched for padding, or for rows beyond the batch, is read from somewhere and used nowhere.
+    template <int WIDTH>
+    DEVICE float state_before(const Value* start, const Value* later, int s, int row, int feature) const {
+        const int t = time(s), before = a.reverse ? t + 1 : t - 1;
+        const bool first_step = s == 0 || before >= until[row];
+        return to_float(*(first_step ? start + sequence(row) * D + feature : later + at<WIDTH>(before, row, feature)));
+    }
+
+    DEVICE void fetch(int next) {
+        const int s = larger(next, 0), t = time(s);
+        for_own<D>([&](int e, int any_row, int feature) {
+            const int row = smaller(any_row, rows - 1);
+            if (a.grad_y) grad[e] = to_float(grad_y[e][t * a.grad_y_step]);
+            if (CELL != RHN || LAYERS == 1) h_before[e] = state_before<D>(a.h0, a.y, s, row, feature);
+            const Value* step = a.trace + at<TRACE>(t, row, feature);
+            float* v = values + e * VALUES;
+            if constexpr (CELL == DMU) {
+                v[0] = to_float(step[AFTER_HIDDEN]), v[1] = to_float(step[AFTER_HIDDEN + D]);
+            } else if constexpr (CELL == RHN) {
+                v[0] = to_float(step[2 * D * (LAYERS - 1)]), v[1] = to_float(step[2 * D * (LAYERS - 1) + D]);
+                if (LAYERS > 1) h_before[e] = to_float(step[2 * D * LAYERS + (LAYERS - 2) * D]);
+            } else if constexpr (CELL == RNN) {
+                v[0] = to_float(a.y[at<D>(t, row, feature)]);
+            } else {
+#pragma unroll
+                for (int k = 0; k < (CELL == GRU ? 4 : 5); ++k) v[k] = to_float(step[k * D]);
+                if (CELL == LSTM) v[5] = state_before<TRACE>(a.c0, a.trace + 4 * D, s, row, feature);
+            }
+        });
+    }
+
+    template <int STAGE> DEVICE void fetch_inner(int s, int t, int k) {
+        const int layer = layers_before(STAGE) + k;
+        for_own<features(STAGE)>([&](int e, int any_row, int feature) {
+            const int row = smaller(any_row, rows - 1);
+            const Value* step = a.trace + at<TRACE>(t, row, feature);
+            float* v = inner + INNER * (elements_before(STAGE) + e);
+            if constexpr (CELL == DMU) {
+                v[0] = to_float(step[(SLOPES ? HIDDEN : 0) + widths_before(STAGE) + k * features(STAGE)]);
+            } else {
+                v[0] = to_float(step[2 * D * layer]), v[1] = to_float(step[2 * D * layer + D]);
+                v[2] = STAGE == 0 ? state_before<D>(a.h0, a.y, s, row, feature)
+                                  : to_float(step[2 * D * LAYERS + (layer - 1) * D]);
+            }
+        });
+    }
+    template <int STAGE> DEVICE void fetch_last_layers(int s, int t) {
+        if constexpr (STAGE >= 0) {
+            fetch_inner<STAGE>(s, t, layers_of<STAGE> - 1);
+            fetch_last_layers<STAGE - 1>(s, t);
+        }
+    }
+
+    // Deltas of one element's gates, from the gradient `g` of its state; returns what skips the product.
+    DEVICE float gate_deltas(float g, float before, const float* v, float* delta, float& dc) {
+        if constexpr (CELL == DMU) {
+            const Gate keep = gate(v[0]);
+            delta[0] = g * (before - v[1]) * keep.open * keep.shut;
+            delta[1] = g * keep.shut * (1.f - v[1] * v[1]);
+            return g * keep.open;
+        } else if constexpr (CELL == RHN) {
+            delta[0] = g * v[1] * (1.f - v[0] * v[0]);
+            delta[1] = g * (v[0] - before) * v[1] * (1.f - v[1]);
+            return g * (1.f - v[1]);
+        } else if constexpr (CELL == RNN) {
+            delta[0] = g * slope_from(v[0]);
+            return 0.f;
+        } else if constexpr (CELL == GRU) {
+            const float n = g * (1.f - v[1]) * (1.f - v[2] * v[2]);
+            delta[0] = n * v[3] * v[0] * (1.f - v[0]);
+            delta[1] = g * (before - v[2]) * v[1] * (1.f - v[1]);
+            delta[2] = n * v[0];
+            delta[3] = n;
+            return g * v[1];
+        } else {
+            const float tanh_c = tanh_of(v[4]);
+            const float of_c = dc + g * v[3] * (1.f - tanh_c * tanh_c);
+            delta[0] = of_c * v[2] * v[0] * (1.f - v[0]);
+            delta[1] = of_c * v[5] * v[1] * (1.f - v[1]);
+            delta[2] = of_c * v[0] * (1.f - v[2] * v[2]);
+            delta[3] = g * tanh_c * v[3] * (1.f - v[3]);
+            dc = of_c * v[1];
+            return 0.f;
+        }
+    }
+
+    // From the gradient of the state after layer k of a stage to that before it.
+    template <int STAGE> DEVICE void state_layer(int s, int t, int k) {
+        constexpr int G = gates(STAGE);
+        const bool top = STAGE == LAST && k == layers_of<STAGE> - 1;
+        if (top) {  // `values` have the uppermost layer, `inner` those below
+            if constexpr (layers_of<LAST> > 1) fetch_inner<LAST>(s, t, layers_of<LAST> - 2);
+            if constexpr (INNER > 0) fetch_last_layers<LAST - 1>(s, t);
+        }
+        float carry[OWN], deltas[OWN * 4];
+        for_own<D>([&](int e, int row, int feature) {
+            const bool real = t < until[row];
+            float* delta = deltas + e * 4;
+            const float* below = inner + INNER * (elements_before(STAGE) + e);
+            float v[VALUES];
+#pragma unroll
+            for (int i = 0; i < VALUES; ++i) v[i] = top || INNER < 3 ? values[e * VALUES + i] : below[i];
+            const float g = top ? dh[e] + grad[e] : dh[e], before = top || INNER < 3 ? h_before[e] : below[2];
+            float of_c = dc[CELL == LSTM ? e : 0];
+            const float skips = gate_deltas(g, before, v, delta, of_c);
+            carry[e] = real ? skips : dh[e];
+            if (CELL == LSTM) dc[e] = real ? of_c : dc[e];
+#pragma unroll
+            for (int k = 0; k < (CELL == GRU ? 4 : G); ++k) delta[k] = real ? delta[k] : 0.f;
+        });
+#pragma unroll
+        for (int g = 0; g < G; ++g) send<D, 4>(deltas + g, g * all_slices(D));
+        fetch_weights<STAGE>(k);
+        const auto store = [&] {
+            for_own<D>([&](int e, int row, int feature) {
+                if (!in_batch(row)) return;
+                const float* delta = deltas + e * 4;
+                Value* step = a.deltas + at<DELTAS>(t, row, outputs_before(STAGE) + k * G * D + feature);
+#pragma unroll
+                for (int g = 0; g < G; ++g) put(step + g * D, delta[CELL == GRU && g == 2 ? 3 : g]);
+                if (CELL == GRU) put(step + 3 * D, delta[2]);
+            });
+        };
+        if (CLUSTER > 1) store();
+        all_sent<G * all_slices(D)>();
+        if (CLUSTER == 1) store();
+        if constexpr (CELL == DMU && STAGES > 1) {
+            multiply<STAGE>(k);
+            hidden_stages<STAGE - 1>(s, t);
+            for_own<D>([&](int e, int row, int feature) {
+                dh[e] = carry[e] + total<0>(row, feature - rank * slice(D));
+            });
+        } else {
+            if (top) fetch(s - 1);
+            else if (layers_of<STAGE> > 1 && k > 0) fetch_inner<STAGE>(s, t, k - 1);
+            multiply<STAGE>(k);
+            for_own<D>([&](int e, int row, int feature) {
+                dh[e] = carry[e] + total<STAGE>(row, feature - rank * slice(D));
+            });
+        }
+    }
+    template <int STAGE> DEVICE void state_stages(int s, int t) {
+        if constexpr (layers_of<STAGE> == 1) state_layer<STAGE>(s, t, 0);
+        else
+#pragma unroll 1
+            for (int k = layers_of<STAGE> - 1; k >= 0; --k) state_layer<STAGE>(s, t, k);
+        if constexpr (CELL == RHN && STAGE > 0) state_stages<STAGE - 1>(s, t);
+    }
+
+    // Layer k of a hidden stage of a dmu: the product of the layer ABOVE has just been taken.
+    template <int STAGE, int ABOVE> DEVICE void hidden_layer(int s, int t, int k) {
+        constexpr int F = features(STAGE);
+        float delta[elements(F)];
+        for_own<F>([&](int e, int row, int feature) {
+            const float of_input = total<ABOVE>(row, feature - rank * slice(F));
+            delta[e] = t < until[row] ? of_input * slope_from(inner[elements_before(STAGE) + e]) : 0.f;
+        });
+        send<F>(delta);
+        fetch_weights<STAGE>(k);
+        if (layers_of<STAGE> > 1 && k > 0) fetch_inner<STAGE>(s, t, k - 1);
+        const auto store = [&] {
+            for_own<F>([&](int e, int row, int feature) {
+                if (in_batch(row)) put(a.deltas + at<DELTAS>(t, row, outputs_before(STAGE) + k * F + feature), delta[e]);
+            });
+        };
+        if (CLUSTER > 1) store();
+        if (STAGE == LAST - 1 && k == layers_of<STAGE> - 1) fetch(s - 1);
+        all_sent<all_slices(F)>();
+        if (CLUSTER == 1) store();
+        multiply<STAGE>(k);
+    }
+    template <int STAGE> DEVICE void hidden_stages(int s, int t) {
+        hidden_layer<STAGE, STAGE + 1>(s, t, layers_of<STAGE> - 1);
+        if constexpr (layers_of<STAGE> > 1)
+#pragma unroll 1
+            for (int k = layers_of<STAGE> - 2; k >= 0; --k) hidden_layer<STAGE, STAGE>(s, t, k);
+        if constexpr (STAGE > 0) hidden_stages<STAGE - 1>(s, t);
+    }
+
+    DEVICE void run_all() {
+        for_own<D>([&](int e, int row, int feature) {
+            const bool there = in_batch(row);
+            dh[e] = there && a.h_n ? to_float(a.h_n[sequence(row) * D + feature]) : 0.f;
+            grad[e] = 0.f;
+            grad_y[e] = a.grad_y + run * a.grad_y_run + (first + smaller(row, rows - 1)) * a.grad_y_row +
+                        feature * a.grad_y_feature;
+            if (CELL == LSTM) dc[e] = there && a.c_n ? to_float(a.c_n[sequence(row) * D + feature]) : 0.f;
+        });
+        fetch(end - 1);
+        for (int s = end - 1; s >= begin; --s) state_stages<LAST>(s, time(s));
+        for_own<D>([&](int e, int row, int feature) {
+            if (!in_batch(row)) return;
+            if (a.grad_h0) put(a.grad_h0 + sequence(row) * D + feature, dh[e]);
+            if (CELL == LSTM && a.grad_c0) put(a.grad_c0 + sequence(row) * D + feature, dc[e]);
+        });
+    }
+};
