@@ -393,6 +393,19 @@ class TestModule:
         with torch.autocast("cpu", torch.bfloat16):
             assert layer.double()(x.double())[0].dtype == torch.float64
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_a_state_that_autocast_left_goes_on_outside(self, build, dtype):
+        layer, x = build(3, 4, 2), torch.randn(5, 2, 3)
+        with torch.autocast("cpu", dtype):
+            _, hx = layer(x)
+        assert {h.dtype for h in tensors(hx)} == {dtype}
+        y, h_n = layer(x, hx)
+        exact, exact_n = layer(x, like(hx, torch.Tensor.float))  # nothing is lost on the way
+        assert torch.equal(y, exact)
+        assert all(map(torch.equal, tensors(h_n), tensors(exact_n)))
+        y.sum().backward()
+        assert layer.weight_hh_l0.grad.isfinite().all()
+
     def test_meta_device_tells_shapes_and_can_be_filled(self, name, build):
         layer = build(3, 4, 2, bidirectional=True, device="meta")
         x = torch.randn(5, 2, 3)
@@ -479,6 +492,8 @@ class TestCell:
         expected = cell(x)
         with torch.autocast("cpu", torch.bfloat16):
             assert_close(cell(x), expected, torch.bfloat16)
+        half = torch.randn(2, 4, dtype=torch.bfloat16)  # as a layer under autocast leaves it
+        assert torch.equal(cell(x, half), cell(x, half.float()))
         for dtype in (torch.float64, torch.bfloat16, torch.float16):
             h = cell.to(dtype)(x.to(dtype))
             assert h.dtype == dtype
