@@ -31,8 +31,14 @@ State = tuple[Tensor, ...]
 
 
 class Recurrent(nn.Module):
-    """Layers and directions of one kind of cell, with the contract of ``nn.GRU``."""
+    """Layers and directions of one kind of cell, with the contract of ``nn.GRU``.
 
+    Programs read more from torch's layers than their documentation lists: ``_flat_weights``, ``_all_weights``, ``mode``
+    and so on. These are here, too. No subclass of ``nn.RNNBase``: that would promise torch's gates in torch's order.
+    """
+
+    mode: str  # the kind of cell, by torch's name where it has one
+    proj_size = 0  # an LSTM may have one
     layer_norm = residual = False  # a DMU may have them
 
     def __init__(
@@ -120,6 +126,21 @@ class Recurrent(nn.Module):
         """The weights of each layer and direction, as ``nn.GRU`` lists them."""
         return [[getattr(self, name) for name in names] for names in self._all_weights]
 
+    @property
+    def _flat_weights_names(self) -> list[str]:
+        return [name for names in self._all_weights for name in names]
+
+    @property
+    def _flat_weights(self) -> list[Tensor | None]:
+        """The weights in one list; None for one that is missing. Read anew each time, it is always true."""
+        return [getattr(self, name, None) for name in self._flat_weights_names]
+
+    @_flat_weights.setter
+    def _flat_weights(self, weights: Sequence[Tensor | None]) -> None:
+        for name, weight in zip(self._flat_weights_names, weights, strict=True):
+            if weight is not getattr(self, name, None):
+                setattr(self, name, weight)
+
     def flatten_parameters(self) -> None:
         """Nothing to do: no engine here needs its weights in one piece. Kept for code written for ``nn.GRU``."""
 
@@ -173,6 +194,7 @@ class Recurrent(nn.Module):
         """Sizes first, then what differs from the defaults."""
         size = self.hidden_size if isinstance(self.hidden_size, int) else list(self.hidden_size)
         parts = [f"{self.input_size}, {size}"]
+        parts += [f"proj_size={self.proj_size}"] if self.proj_size else []
         parts += [f"num_layers={self.num_layers}"] if self.num_layers != 1 and isinstance(size, int) else []
         defaults: dict[str, Any] = {"bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
         defaults |= {"engine": "auto", "recompute": False, "zoneout": 0.0, "recurrent_dropout": 0.0}
@@ -296,6 +318,30 @@ class Recurrent(nn.Module):
                 f"Convert input: input.to({weight.dtype}), or convert model: model.to({input.dtype})"
             )
 
+    def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
+        """Raise if this batch, or this state in the batch's order, does not fit the layer."""
+        self.check_input(input, batch_sizes)
+        self._initial_state(hidden, input, self._batch(input, batch_sizes), batched=True)
+
+    def get_expected_hidden_size(self, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
+        """Shape of h for this batch; a tuple of one shape per layer where layers differ in width."""
+        return self._expected_size(0, input, batch_sizes)
+
+    def _expected_size(self, index: int, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
+        shapes = self._state_shapes(index, self._batch(input, batch_sizes))
+        return tuple(shapes) if self._ragged else shapes[0]
+
+    def _batch(self, input: Tensor, batch_sizes: Tensor | None) -> int:
+        return input.shape[0 if self.batch_first else 1] if batch_sizes is None else int(batch_sizes[0])
+
+    def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
+        """The state with its sequences in another order."""
+        if permutation is None:
+            return hx
+        if isinstance(hx, Tensor):
+            return hx.index_select(1, permutation)
+        return tuple(self.permute_hidden(part, permutation) for part in hx)
+
     def _check_lengths(self, lengths: Tensor | Sequence[int] | int | None, x: Tensor) -> Tensor | None:
         if lengths is None:
             return None
@@ -367,9 +413,7 @@ class Recurrent(nn.Module):
                 raise RuntimeError(f"{name}: Expected hidden size {shape}, got {list(tensor.shape)}")
             if not batched:
                 tensor = tensor.unsqueeze(1)
-            if order is not None:
-                tensor = tensor.index_select(1, order)
-            rows.extend(tensor.unbind(0))
+            rows.extend(self.permute_hidden(tensor, order).unbind(0))
         return rows
 
     def _final_state(self, final: list[State], batched: bool, order: Tensor | None = None) -> Any:
@@ -377,8 +421,7 @@ class Recurrent(nn.Module):
 
         def join(rows: Sequence[Tensor]) -> Tensor:
             joined = torch.stack(list(rows)) if len(rows) > 1 else rows[0].unsqueeze(0)
-            if order is not None:
-                joined = joined.index_select(1, order)
+            joined = self.permute_hidden(joined, order)
             return joined if batched else joined.squeeze(1)
 
         parts: list[Any] = []
