@@ -202,20 +202,24 @@ class Recurrent(nn.Module):
         return ", ".join(parts)
 
     @overload
-    def forward(self, input: Tensor, hx: Any = None, *, lengths: Any = None) -> tuple[Tensor, Any]: ...
+    def forward(self, input: Tensor, hx: Any = None, lengths: Any = None) -> tuple[Tensor, Any]: ...
 
     @overload
-    def forward(self, input: PackedSequence, hx: Any = None, *, lengths: None = None) -> tuple[PackedSequence, Any]: ...
+    def forward(self, input: PackedSequence, hx: Any = None, lengths: None = None) -> tuple[PackedSequence, Any]: ...
 
     def forward(
         self,
         input: Tensor | PackedSequence,
         hx: Any = None,
-        *,
         lengths: Tensor | Sequence[int] | int | None = None,
     ) -> tuple[Tensor | PackedSequence, Any]:
         """Run over a whole sequence; see the class for shapes."""
         name = type(self).__name__
+        if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+            raise RuntimeError(
+                f"{name}: torch.onnx.export(..., dynamo=False) cannot export this layer: it records no loop over time. "
+                "Use deepmemory.export.save(model, inputs, path) or torch.onnx.export(..., dynamo=True)"
+            )
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise ValueError(f"{name}: a PackedSequence has its own lengths; leave lengths= out")
