@@ -98,6 +98,16 @@ def test_the_exporter_without_a_loop_is_refused(engine, inside, tmp_path):
     assert not (tmp_path / "m.onnx").exists()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the exporter's own
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # checks of sizes are not recorded
+def test_the_exporter_without_a_loop_takes_cells(tmp_path):
+    ort = pytest.importorskip("onnxruntime")
+    cell, x, h = randomise(dm.DMUCell(3, 5)).eval(), torch.randn(7, 3), torch.randn(7, 5)
+    names, axes = ["x", "h"], {"x": {0: "batch"}, "h": {0: "batch"}}
+    torch.onnx.export(cell, (x[:2], h[:2]), tmp_path / "m.onnx", input_names=names, dynamic_axes=axes, dynamo=False)
+    close(ort.InferenceSession(tmp_path / "m.onnx").run(None, {"x": x.numpy(), "h": h.numpy()}), cell(x, h))
+
+
 @torch.no_grad()
 def test_exported_programs_give_the_same_numbers_by_torchs_own_operators(layer):
     exported = export.program(layer, example(layer, 4, 2), open_sizes(layer)).module()

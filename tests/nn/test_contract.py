@@ -223,7 +223,7 @@ class TestWhatProgramsRead:
                 peer.check_forward_args(*wrong, batch_sizes)
 
     def test_a_class_of_their_own(self, name):
-        """Torch's compiler refuses nn.GRU, its quantiser replaces it, and programs that find one expect its gates."""
+        """Torch's compiler refuses an nn.GRU, and programs that find an nn.RNNBase expect its gates."""
         layer = LAYERS[name](3, 4)
         assert not isinstance(layer, nn.RNNBase)
         x = torch.randn(5, 2, 3)
@@ -236,6 +236,15 @@ class TestWhatProgramsRead:
         quantised = torch.ao.quantization.quantize_dynamic(model, {nn.GRU, nn.LSTM, nn.RNNCell, nn.Linear})
         assert type(quantised[0]) is LAYERS[name]
         assert torch.equal(quantised(x)[0], model(x)[0])
+
+    def test_symbolic_tracing_with_layers_as_leaves(self, name, build):
+        class Tracer(torch.fx.Tracer):
+            def is_leaf_module(self, module, path):
+                return isinstance(module, LAYERS[name]) or super().is_leaf_module(module, path)
+
+        model, x = nn.Sequential(build(3, 4)), torch.randn(5, 2, 3)
+        traced = torch.fx.GraphModule(model, Tracer().trace(model))
+        assert torch.equal(traced(x)[0], model(x)[0])
 
 
 class TestForward:
@@ -404,6 +413,7 @@ class TestLengths:
         layer, x = build(3, 4, batch_first=True), torch.randn(2, 5, 3)
         expected = layer(x, lengths=torch.tensor([4, 2]))[0]
         assert torch.equal(layer(x, lengths=kind([4, 2]))[0], expected)
+        assert torch.equal(layer(x, None, kind([4, 2]))[0], expected)
 
     def test_one_sequence_takes_a_plain_number(self, build):
         layer, x = build(3, 4), torch.randn(5, 3)
