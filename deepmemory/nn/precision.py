@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepmemory import ops
 
-HALF = (torch.float16, torch.bfloat16)
+HALF, WIDER = (torch.float16, torch.bfloat16), (torch.float32, torch.float64)
 
 
 def runs_in(tensor: Tensor) -> torch.dtype:
@@ -33,7 +33,7 @@ def check_state(name: str, hx: Any, like: Tensor) -> Tensor:
         raise RuntimeError(f"{name}: hx is on {hx.device} but the input is on {like.device}; move one with .to(...)")
     if hx.dtype == like.dtype or runs_in(hx) == runs_in(like):
         return hx
-    if hx.dtype in HALF and like.dtype not in HALF:
+    if hx.dtype in HALF and like.dtype in WIDER:
         return hx.to(like.dtype)
     raise RuntimeError(
         f"{name}: hx has dtype {hx.dtype} but the input has {like.dtype}. Convert it: hx.to({like.dtype})"
