@@ -84,6 +84,30 @@ def test_torchs_own_call_exports_too():
     close(runtime.run(None, {"input": x.numpy()}), layer(x))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the exporter's own
+@pytest.mark.parametrize("engine", ["auto", "plain", "cpu"])
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a model"])
+def test_the_exporter_without_a_loop_is_refused(engine, inside, tmp_path):
+    """It would write a graph of one length, or, without gradients, one that computes nothing."""
+    layer = dm.LSTM(3, 5, engine=engine).eval()
+    model = nn.Sequential(layer) if inside else layer
+    for gradients in (False, True):
+        message = r"^LSTM: torch.onnx.export\(.*dynamo=False\) .* deepmemory.export.save.* dynamo=True"
+        with torch.set_grad_enabled(gradients), pytest.raises(RuntimeError, match=message):
+            torch.onnx.export(model, (torch.zeros(4, 3, 3),), tmp_path / "m.onnx", dynamo=False)
+    assert not (tmp_path / "m.onnx").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the exporter's own
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # checks of sizes are not recorded
+def test_the_exporter_without_a_loop_takes_cells(tmp_path):
+    ort = pytest.importorskip("onnxruntime")
+    cell, x, h = randomise(dm.DMUCell(3, 5)).eval(), torch.randn(7, 3), torch.randn(7, 5)
+    names, axes = ["x", "h"], {"x": {0: "batch"}, "h": {0: "batch"}}
+    torch.onnx.export(cell, (x[:2], h[:2]), tmp_path / "m.onnx", input_names=names, dynamic_axes=axes, dynamo=False)
+    close(ort.InferenceSession(tmp_path / "m.onnx").run(None, {"x": x.numpy(), "h": h.numpy()}), cell(x, h))
+
+
 @torch.no_grad()
 def test_exported_programs_give_the_same_numbers_by_torchs_own_operators(layer):
     exported = export.program(layer, example(layer, 4, 2), open_sizes(layer)).module()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.nn.definition import Definition
+from deepmemory.nn.precision import check_state, runs_in
 from deepmemory.nn.regularisation import check_probability
 from deepmemory.ops import plain
 from deepmemory.ops.recurrence import Variation
@@ -60,21 +61,21 @@ class Cell(nn.Module):
         name = type(self).__name__
         if input.dim() not in (1, 2):
             raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
-        if hx is not None and hx.dim() not in (1, 2):
-            raise ValueError(f"{name}: Expected hidden to be 1D or 2D, got {hx.dim()}D instead")
         if input.shape[-1] != self.input_size:
             raise RuntimeError(f"{name}: input has {input.shape[-1]} features, expected {self.input_size}")
+        weight = next(self.parameters(), input)
+        if input.device != weight.device:
+            raise RuntimeError(f"{name}: input is on {input.device} but the weights are on {weight.device}")
+        if input.dtype != weight.dtype and runs_in(input) != runs_in(weight):
+            raise RuntimeError(f"{name}: input has dtype {input.dtype} but the weights have {weight.dtype}")
         expected = (*input.shape[:-1], self.hidden_size)
         if hx is None:
-            hx = input.new_zeros(expected)
-        elif hx.shape != expected:
+            return self._step(input, input.new_zeros(expected))
+        hx = check_state(name, hx, input)
+        if hx.dim() not in (1, 2):
+            raise ValueError(f"{name}: Expected hidden to be 1D or 2D, got {hx.dim()}D instead")
+        if hx.shape != expected:
             raise RuntimeError(f"{name}: Expected hidden size {tuple(expected)}, got {list(hx.shape)}")
-        weight = next(self.parameters(), input)
-        for what, tensor in (("input", input), ("hx", hx)):
-            if tensor.device != weight.device:
-                raise RuntimeError(f"{name}: {what} is on {tensor.device} but the weights are on {weight.device}")
-            if tensor.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
-                raise RuntimeError(f"{name}: {what} has dtype {tensor.dtype} but the weights have {weight.dtype}")
         return self._step(input, hx)
 
     def _step(self, x: Tensor, h: Tensor) -> Tensor:

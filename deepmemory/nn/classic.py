@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from deepmemory.nn.definition import Classic
 from deepmemory.nn.recurrent import Recurrent
@@ -79,6 +81,7 @@ class RNN(Recurrent):
             recurrent_dropout=recurrent_dropout,
         )
         self.nonlinearity = nonlinearity
+        self.mode = f"RNN_{nonlinearity.upper()}"
 
     def extra_repr(self) -> str:
         """Sizes first, then what differs from the defaults."""
@@ -123,6 +126,8 @@ class GRU(Recurrent):
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
+
+    mode = "GRU"
 
     def __init__(
         self,
@@ -201,6 +206,8 @@ class LSTM(Recurrent):
     proj_size features where there is a projection.
     """
 
+    mode = "LSTM"
+
     def __init__(
         self,
         input_size: int,
@@ -237,6 +244,6 @@ class LSTM(Recurrent):
         )
         self.proj_size = proj_size
 
-    def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
-        return super().extra_repr() + (f", proj_size={self.proj_size}" if self.proj_size else "")
+    def get_expected_cell_size(self, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
+        """Shape of c for this batch; a tuple of one shape per layer where layers differ in width."""
+        return self._expected_size(1, input, batch_sizes)

@@ -110,7 +110,8 @@ class DMU(Recurrent):
     input       (T, B, input_size), (B, T, input_size) with batch_first, (T, input_size) for
                 one sequence, or a ``PackedSequence``
     hx          (D * num_layers, B, d), without B for one sequence; zeros if not given. A tuple
-                of one (D, B, d_l) tensor per layer where layers differ in width
+                of one (D, B, d_l) tensor per layer where layers differ in width. A state that
+                autocast left in half precision is widened to the input's
     lengths     (B,): step t of sequence b is real while ``t < lengths[b]``; past it the state
                 stays as it is and the output is zero
     output      (T, B, D * d), laid out like the input
@@ -118,6 +119,7 @@ class DMU(Recurrent):
     ==========  ===========================================================================
     """
 
+    mode = "DMU"
     zoneout: float
 
     def __init__(

@@ -24,8 +24,26 @@ class Unpacked(NamedTuple):
         return PackedSequence(data, batch_sizes, sorted_indices, unsorted_indices)
 
 
-def unpack(packed: PackedSequence) -> Unpacked:
+def check_packed(name: str, packed: PackedSequence) -> None:
+    """Raise, in the name of the module, if a batch that was packed by hand does not add up."""
+    sizes, rows = packed.batch_sizes.tolist(), packed.data.shape[0]
+    if not sizes or sizes != sorted(sizes, reverse=True) or sizes[-1] < 0 or sum(sizes) != rows:
+        raise RuntimeError(
+            f"{name}: batch_sizes of a PackedSequence should never increase and sum to the {rows} rows of its data, "
+            f"got {sizes}; make one with torch.nn.utils.rnn.pack_padded_sequence"
+        )
+    for key in ("sorted_indices", "unsorted_indices"):
+        order = getattr(packed, key)
+        if order is not None and order.shape != (sizes[0],):
+            raise RuntimeError(
+                f"{name}: {key} of a PackedSequence should have one entry per sequence, shape ({sizes[0]},), "
+                f"got {tuple(order.shape)}"
+            )
+
+
+def unpack(name: str, packed: PackedSequence) -> Unpacked:
     """Lay a packed batch out with one scatter; everything about its shape is known on the host."""
+    check_packed(name, packed)
     data, batch_sizes = packed.data, packed.batch_sizes
     steps, batch = len(batch_sizes), int(batch_sizes[0])
     starts = batch_sizes.cumsum(0) - batch_sizes

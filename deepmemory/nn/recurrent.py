@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from deepmemory import ops
-from deepmemory.nn.definition import Definition
+from deepmemory.nn.definition import Definition, Shape
 from deepmemory.nn.packing import unpack
+from deepmemory.nn.precision import check_state, runs_in
 from deepmemory.nn.regularisation import (
     Zoneout,
     check_probability,
@@ -30,8 +31,14 @@ State = tuple[Tensor, ...]
 
 
 class Recurrent(nn.Module):
-    """Layers and directions of one kind of cell, with the contract of ``nn.GRU``."""
+    """Layers and directions of one kind of cell, with the contract of ``nn.GRU``.
 
+    Programs read more from torch's layers than their documentation lists: ``_flat_weights``, ``_all_weights``, ``mode``
+    and so on. These are here, too. No subclass of ``nn.RNNBase``: that would promise torch's gates in torch's order.
+    """
+
+    mode: str  # the kind of cell, by torch's name where it has one
+    proj_size = 0  # an LSTM may have one
     layer_norm = residual = False  # a DMU may have them
 
     def __init__(
@@ -72,14 +79,16 @@ class Recurrent(nn.Module):
             name, "recurrent_dropout", "a unit of the state being zeroed for the transition", recurrent_dropout
         )
         self._widths = widths
-        self._names: list[list[str]] = []  # of the weights, for each layer and direction
+        self._all_weights: list[list[str]] = []  # their names, for each layer and direction
+        self._shapes: dict[str, Shape] = {}
         for layer, hidden in enumerate(widths):
             for direction in range(self._directions):
                 names = []
                 for name, shape in definition.shapes(self._layer_input_size(layer), hidden, bias).items():
                     names.append(name + self._suffix(layer, direction))
+                    self._shapes[names[-1]] = shape
                     setattr(self, names[-1], nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
-                self._names.append(names)
+                self._all_weights.append(names)
         self.reset_parameters()
 
     @property
@@ -101,19 +110,43 @@ class Recurrent(nn.Module):
         return f"_l{layer}" + ("_reverse" if direction else "")
 
     def _weights(self, layer: int, direction: int) -> list[Tensor]:
-        return [getattr(self, name) for name in self._names[layer * self._directions + direction]]
+        """Whatever stands in the place of the weights by now; engines read as much memory as their shapes promise."""
+        names = self._all_weights[layer * self._directions + direction]
+        weights = [getattr(self, name) for name in names]
+        for name, weight in zip(names, weights, strict=True):
+            if weight.shape != self._shapes[name]:
+                raise RuntimeError(
+                    f"{type(self).__name__}: {name} should have the shape {self._shapes[name]}, "
+                    f"got {tuple(weight.shape)}"
+                )
+        return weights
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
         """The weights of each layer and direction, as ``nn.GRU`` lists them."""
-        return [[getattr(self, name) for name in names] for names in self._names]
+        return [[getattr(self, name) for name in names] for names in self._all_weights]
+
+    @property
+    def _flat_weights_names(self) -> list[str]:
+        return [name for names in self._all_weights for name in names]
+
+    @property
+    def _flat_weights(self) -> list[Tensor | None]:
+        """The weights in one list; None for one that is missing. Read anew each time, it is always true."""
+        return [getattr(self, name, None) for name in self._flat_weights_names]
+
+    @_flat_weights.setter
+    def _flat_weights(self, weights: Sequence[Tensor | None]) -> None:
+        for name, weight in zip(self._flat_weights_names, weights, strict=True):
+            if weight is not getattr(self, name, None):
+                setattr(self, name, weight)
 
     def flatten_parameters(self) -> None:
         """Nothing to do: no engine here needs its weights in one piece. Kept for code written for ``nn.GRU``."""
 
     def reset_parameters(self) -> None:
         """Start again from fresh initial weights."""
-        for index, names in enumerate(self._names):
+        for index, names in enumerate(self._all_weights):
             layer, direction = divmod(index, self._directions)
             suffix = self._suffix(layer, direction)
             weights = {name.removesuffix(suffix): getattr(self, name) for name in names}
@@ -161,6 +194,7 @@ class Recurrent(nn.Module):
         """Sizes first, then what differs from the defaults."""
         size = self.hidden_size if isinstance(self.hidden_size, int) else list(self.hidden_size)
         parts = [f"{self.input_size}, {size}"]
+        parts += [f"proj_size={self.proj_size}"] if self.proj_size else []
         parts += [f"num_layers={self.num_layers}"] if self.num_layers != 1 and isinstance(size, int) else []
         defaults: dict[str, Any] = {"bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
         defaults |= {"engine": "auto", "recompute": False, "zoneout": 0.0, "recurrent_dropout": 0.0}
@@ -168,37 +202,42 @@ class Recurrent(nn.Module):
         return ", ".join(parts)
 
     @overload
-    def forward(self, input: Tensor, hx: Any = None, *, lengths: Any = None) -> tuple[Tensor, Any]: ...
+    def forward(self, input: Tensor, hx: Any = None, lengths: Any = None) -> tuple[Tensor, Any]: ...
 
     @overload
-    def forward(self, input: PackedSequence, hx: Any = None, *, lengths: None = None) -> tuple[PackedSequence, Any]: ...
+    def forward(self, input: PackedSequence, hx: Any = None, lengths: None = None) -> tuple[PackedSequence, Any]: ...
 
     def forward(
         self,
         input: Tensor | PackedSequence,
         hx: Any = None,
-        *,
         lengths: Tensor | Sequence[int] | int | None = None,
     ) -> tuple[Tensor | PackedSequence, Any]:
         """Run over a whole sequence; see the class for shapes."""
+        name = type(self).__name__
+        if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+            raise RuntimeError(
+                f"{name}: torch.onnx.export(..., dynamo=False) cannot export this layer: it records no loop over time. "
+                "Use deepmemory.export.save(model, inputs, path) or torch.onnx.export(..., dynamo=True)"
+            )
         if isinstance(input, PackedSequence):
             if lengths is not None:
-                raise ValueError(f"{type(self).__name__}: a PackedSequence has its own lengths; leave lengths= out")
-            self._check_input(input.data, 2)
-            unpacked = unpack(input)
+                raise ValueError(f"{name}: a PackedSequence has its own lengths; leave lengths= out")
+            self.check_input(input.data, input.batch_sizes)
+            unpacked = unpack(name, input)
             batch = unpacked.x.shape[1]
             state = self._initial_state(hx, unpacked.x, batch, batched=True, order=input.sorted_indices)
             y, final = self._layers(unpacked.x, state, unpacked.lengths)
             return unpacked.pack(y), self._final_state(final, batched=True, order=input.unsorted_indices)
 
         if input.dim() not in (2, 3):
-            raise ValueError(f"{type(self).__name__}: Expected input to be 2D or 3D, got {input.dim()}D instead")
-        self._check_input(input, input.dim())
+            raise ValueError(f"{name}: Expected input to be 2D or 3D, got {input.dim()}D instead")
         batched = input.dim() == 3
         x = (input.transpose(0, 1) if self.batch_first else input) if batched else input.unsqueeze(1)
+        self.check_input(x, None)
         steps, batch = x.shape[:2]
         if steps == 0:
-            raise RuntimeError(f"{type(self).__name__}: Expected sequence length to be larger than 0")
+            raise RuntimeError(f"{name}: Expected sequence length to be larger than 0")
         state = self._initial_state(hx, x, batch, batched)
         y, final = self._layers(x, state, self._check_lengths(lengths, x))
         if not batched:
@@ -261,26 +300,51 @@ class Recurrent(nn.Module):
         variation = self._variation()
         return ops.scan(rec, x, state, weights, lengths, engine=engine, recompute=self.recompute, variation=variation)
 
-    def _check_input(self, x: Tensor, dims: int) -> None:
-        name = type(self).__name__
-        if x.dim() != dims:
-            raise RuntimeError(f"{name}: input must have {dims} dimensions, got {x.dim()}")
-        if x.shape[-1] != self.input_size:
+    def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
+        """Raise if this batch, packed data where there are ``batch_sizes``, does not fit the weights."""
+        name, dims = type(self).__name__, 3 if batch_sizes is None else 2
+        if input.dim() != dims:
+            raise RuntimeError(f"{name}: input must have {dims} dimensions, got {input.dim()}")
+        if input.shape[-1] != self.input_size:
             raise RuntimeError(
-                f"{name}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got {x.shape[-1]}"
+                f"{name}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}"
             )
         weight = next(self.parameters(), None)
         if weight is None:  # a transition given as a module may have none
             return
-        if x.dtype != weight.dtype and not torch._C._is_any_autocast_enabled():
-            raise ValueError(
-                f"{name}: input dtype ({x.dtype}) does not match weight dtype ({weight.dtype}). "
-                f"Convert input: input.to({weight.dtype}), or convert model: model.to({x.dtype})"
-            )
-        if x.device != weight.device:
+        if input.device != weight.device:
             raise RuntimeError(
-                f"{name}: input is on {x.device} but the weights are on {weight.device}; move one with .to(...)"
+                f"{name}: input is on {input.device} but the weights are on {weight.device}; move one with .to(...)"
             )
+        if input.dtype != weight.dtype and runs_in(input) != runs_in(weight):
+            raise ValueError(
+                f"{name}: input dtype ({input.dtype}) does not match weight dtype ({weight.dtype}). "
+                f"Convert input: input.to({weight.dtype}), or convert model: model.to({input.dtype})"
+            )
+
+    def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
+        """Raise if this batch, or this state in the batch's order, does not fit the layer."""
+        self.check_input(input, batch_sizes)
+        self._initial_state(hidden, input, self._batch(input, batch_sizes), batched=True)
+
+    def get_expected_hidden_size(self, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
+        """Shape of h for this batch; a tuple of one shape per layer where layers differ in width."""
+        return self._expected_size(0, input, batch_sizes)
+
+    def _expected_size(self, index: int, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
+        shapes = self._state_shapes(index, self._batch(input, batch_sizes))
+        return tuple(shapes) if self._ragged else shapes[0]
+
+    def _batch(self, input: Tensor, batch_sizes: Tensor | None) -> int:
+        return input.shape[0 if self.batch_first else 1] if batch_sizes is None else int(batch_sizes[0])
+
+    def permute_hidden(self, hx: Any, permutation: Tensor | None) -> Any:
+        """The state with its sequences in another order."""
+        if permutation is None:
+            return hx
+        if isinstance(hx, Tensor):
+            return hx.index_select(1, permutation)
+        return tuple(self.permute_hidden(part, permutation) for part in hx)
 
     def _check_lengths(self, lengths: Tensor | Sequence[int] | int | None, x: Tensor) -> Tensor | None:
         if lengths is None:
@@ -320,25 +384,28 @@ class Recurrent(nn.Module):
         rows = [self._state_rows(part, index, x, batch, batched, order) for index, part in enumerate(given)]
         return list(zip(*rows, strict=True))
 
+    def _state_shapes(self, index: int, batch: int) -> list[tuple[int, int, int]]:
+        """Of one of the state's tensors, or of those in its place, one per layer, where widths differ."""
+        sizes = [self.definition.state_sizes(width)[index] for width in self._widths]
+        if self._ragged:
+            return [(self._directions, batch, size) for size in sizes]
+        return [(self.num_layers * self._directions, batch, sizes[0])]
+
     def _state_rows(
         self, part: Any, index: int, x: Tensor, batch: int, batched: bool, order: Tensor | None
     ) -> list[Tensor]:
         """Check one of the state's tensors (one per layer if widths differ) and split it by layer and direction."""
-        name = type(self).__name__
-        sizes = [self.definition.state_sizes(width)[index] for width in self._widths]
-        if self._ragged:
-            expected = [(self._directions, size) for size in sizes]
-            if not isinstance(part, (tuple, list)) or len(part) != len(expected):
-                raise RuntimeError(
-                    f"{name}: layers of different widths take hx as a tuple of {len(expected)} tensors, one per "
-                    f"layer, got {type(part).__name__}"
-                )
-        else:
-            expected, part = [(self.num_layers * self._directions, sizes[0])], [part]
+        name, expected = type(self).__name__, self._state_shapes(index, batch)
+        if not self._ragged:
+            part = [part]
+        elif not isinstance(part, (tuple, list)) or len(part) != len(expected):
+            raise RuntimeError(
+                f"{name}: layers of different widths take hx as a tuple of {len(expected)} tensors, one per "
+                f"layer, got {type(part).__name__}"
+            )
         rows: list[Tensor] = []
-        for tensor, (count, size) in zip(part, expected, strict=True):
-            if not isinstance(tensor, Tensor):
-                raise TypeError(f"{name}: hx should be made of tensors, got {type(tensor).__name__}")
+        for tensor, (count, _, size) in zip(part, expected, strict=True):
+            tensor = check_state(name, tensor, x)
             dims = 3 if batched else 2
             if tensor.dim() != dims:
                 kind = "batched 3-D" if batched else "unbatched 2-D"
@@ -348,15 +415,9 @@ class Recurrent(nn.Module):
             shape = (count, batch, size) if batched else (count, size)
             if tensor.shape != shape:
                 raise RuntimeError(f"{name}: Expected hidden size {shape}, got {list(tensor.shape)}")
-            if tensor.device != x.device:
-                raise RuntimeError(f"{name}: hx is on {tensor.device} but the input is on {x.device}")
-            if tensor.dtype != x.dtype and not torch._C._is_any_autocast_enabled():
-                raise RuntimeError(f"{name}: hx has dtype {tensor.dtype} but the input has {x.dtype}")
             if not batched:
                 tensor = tensor.unsqueeze(1)
-            if order is not None:
-                tensor = tensor.index_select(1, order)
-            rows.extend(tensor.unbind(0))
+            rows.extend(self.permute_hidden(tensor, order).unbind(0))
         return rows
 
     def _final_state(self, final: list[State], batched: bool, order: Tensor | None = None) -> Any:
@@ -364,8 +425,7 @@ class Recurrent(nn.Module):
 
         def join(rows: Sequence[Tensor]) -> Tensor:
             joined = torch.stack(list(rows)) if len(rows) > 1 else rows[0].unsqueeze(0)
-            if order is not None:
-                joined = joined.index_select(1, order)
+            joined = self.permute_hidden(joined, order)
             return joined if batched else joined.squeeze(1)
 
         parts: list[Any] = []

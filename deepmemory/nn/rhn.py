@@ -47,6 +47,8 @@ class RHN(Recurrent):
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
 
+    mode = "RHN"
+
     def __init__(
         self,
         input_size: int,

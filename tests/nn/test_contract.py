@@ -90,7 +90,7 @@ class TestArguments:
         assert repr(dm.DMUCell(3, 4, transition=[], bias=False)) == "DMUCell(3, 4, bias=False, transition=[])"
         assert repr(dm.RHNCell(3, 4, depth=2)) == "RHNCell(3, 4, depth=2)"
         assert repr(dm.RNN(3, 4, nonlinearity="relu")) == "RNN(3, 4, nonlinearity='relu')"
-        assert repr(dm.LSTM(3, 4, proj_size=2)) == "LSTM(3, 4, proj_size=2)"
+        assert repr(dm.LSTM(3, 4, 2, proj_size=2)) == repr(nn.LSTM(3, 4, 2, proj_size=2))
 
     def test_dropout_on_one_layer_warns_like_the_peer(self, name):
         with pytest.warns(UserWarning, match="dropout") as theirs:
@@ -112,6 +112,139 @@ class TestArguments:
         assert len(layer.all_weights) == 4
         assert [id(w) for w in flat] == [id(p) for p in layer.parameters()]
         layer.flatten_parameters()
+
+
+class WeightDrop(nn.Module):
+    """Dropout on a recurrent weight, the way that AWD-LSTM and fastai made common."""
+
+    def __init__(self, module: nn.Module, name: str, p: float) -> None:
+        super().__init__()
+        self.module, self.name, self.p = module, name, p
+        self.raw = nn.Parameter(getattr(module, name).detach().clone())
+        delattr(module, name)
+        self.place = module._flat_weights_names.index(name)
+
+    def forward(self, x):
+        dropped = F.dropout(self.raw, self.p, self.training).clone()
+        setattr(self.module, self.name, dropped)
+        self.module._flat_weights[self.place] = dropped
+        return self.module(x)
+
+
+class TestWhatProgramsRead:
+    """Attributes and methods of ``nn.RNNBase`` that programs use, documented or not."""
+
+    def test_mode_and_projection(self, name):
+        ours, peer = LAYERS[name](3, 4), PEERS[name](3, 4)
+        assert ours.mode == (name if name in ("DMU", "RHN") else peer.mode)
+        assert ours.proj_size == peer.proj_size == 0
+        assert dm.RNN(3, 4, nonlinearity="relu").mode == nn.RNN(3, 4, nonlinearity="relu").mode
+        assert dm.LSTM(3, 4, proj_size=2).proj_size == 2
+
+    def test_names_of_the_weights(self, name):
+        ours, peer = LAYERS[name](3, 4, 2, bidirectional=True), PEERS[name](3, 4, 2, bidirectional=True)
+        assert ours._flat_weights_names == list(dict(ours.named_parameters()))
+        assert [name for names in ours._all_weights for name in names] == ours._flat_weights_names
+        if name not in ("DMU", "RHN"):
+            assert ours._flat_weights_names == peer._flat_weights_names
+            assert ours._all_weights == peer._all_weights
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda layer: layer,
+            lambda layer: layer.to(torch.float64),
+            lambda layer: layer.to("meta"),
+            copy.deepcopy,
+            lambda layer: pickle.loads(pickle.dumps(layer)),
+            lambda layer: layer.load_state_dict(copy.deepcopy(layer.state_dict()), assign=True) and layer,
+            lambda layer: setattr(layer, "weight_hh_l0", nn.Parameter(torch.zeros_like(layer.weight_hh_l0))) or layer,
+        ],
+        ids=["made", "dtype", "device", "deepcopy", "pickle", "load_state_dict", "setattr"],
+    )
+    def test_flat_weights_are_the_parameters(self, build, change):
+        layer = change(build(3, 4, 2, bidirectional=True))
+        by_name = dict(layer.named_parameters())
+        expected = [id(by_name[key]) for key in layer._flat_weights_names]
+        assert [id(weight) for weight in layer._flat_weights] == expected
+        assert [id(weight) for weights in layer.all_weights for weight in weights] == expected
+
+    def test_weights_dropped_by_a_wrapper(self, build):
+        layer, x = build(3, 4), torch.randn(5, 2, 3)
+        whole = copy.deepcopy(layer)
+        wrapped = WeightDrop(layer, "weight_hh_l0", 0.5)
+        assert layer._flat_weights[wrapped.place] is None
+        assert torch.equal(wrapped.eval()(x)[0], whole(x)[0])
+        y, _ = wrapped.train()(x)
+        assert layer._flat_weights[wrapped.place] is layer.weight_hh_l0
+        assert 0 < (layer.weight_hh_l0 == 0).sum() < layer.weight_hh_l0.numel()
+        assert torch.equal(y, torch.func.functional_call(whole, {"weight_hh_l0": layer.weight_hh_l0}, (x,))[0])
+        y.sum().backward()
+        assert wrapped.raw.grad.abs().sum() > 0
+
+    def test_flat_weights_can_be_assigned(self, build):
+        layer, other, x = build(3, 4), build(3, 4), torch.randn(5, 2, 3)
+        layer._flat_weights = [getattr(layer, key) for key in layer._flat_weights_names]  # as many wrappers do
+        layer._flat_weights = list(other.parameters())
+        assert torch.equal(layer(x)[0], other(x)[0])
+        assert layer.weight_hh_l0 is other.weight_hh_l0
+        with pytest.raises(TypeError, match=r"cannot assign .* as parameter 'weight_ih_l0'"):
+            layer._flat_weights = [torch.zeros_like(w) for w in layer._flat_weights]
+
+    @pytest.mark.parametrize("batch_first", [False, True], ids=["time-first", "batch-first"])
+    def test_sizes_of_the_state(self, name, batch_first):
+        options = {"num_layers": 2, "bidirectional": True, "batch_first": batch_first}
+        ours, peer, x = LAYERS[name](3, 4, **options), PEERS[name](3, 4, **options), torch.randn(5, 2, 3)
+        packed = pack_sequence([torch.randn(5, 3), torch.randn(2, 3), torch.randn(1, 3)])
+        for args in ((x, None), (packed.data, packed.batch_sizes)):
+            assert ours.get_expected_hidden_size(*args) == peer.get_expected_hidden_size(*args)
+        wide = LAYERS[name](3, [4, 6], batch_first=batch_first)
+        batch = 5 if batch_first else 2
+        assert wide.get_expected_hidden_size(x, None) == ((1, batch, 4), (1, batch, 6))
+
+    def test_sizes_of_a_projected_lstm(self):
+        ours, peer, x = dm.LSTM(3, 4, proj_size=2), nn.LSTM(3, 4, proj_size=2), torch.randn(5, 2, 3)
+        assert ours.get_expected_hidden_size(x, None) == peer.get_expected_hidden_size(x, None) == (1, 2, 2)
+        assert ours.get_expected_cell_size(x, None) == peer.get_expected_cell_size(x, None) == (1, 2, 4)
+
+    def test_a_packed_batch_by_its_parts(self, name, build):
+        """What programs do that take a PackedSequence apart: order the state, then check both."""
+        layer, peer = build(3, 4), PEERS[name](3, 4)
+        data, batch_sizes, order, _ = pack_sequence([torch.randn(n, 3) for n in (2, 4, 1)], enforce_sorted=False)
+        hx = random_state(layer, torch.zeros(1, 3, 3))
+        permuted = layer.permute_hidden(hx, order)
+        assert_close(tensors(permuted), tensors(peer.permute_hidden(hx, order)))
+        assert layer.permute_hidden(hx, None) is hx
+        layer.check_forward_args(data, permuted, batch_sizes)
+        for wrong in ((data[:, :2], permuted), (data, like(permuted, lambda h: h[:, :2]))):
+            with pytest.raises(RuntimeError, match=f"^{name}: .*xpected"):
+                layer.check_forward_args(*wrong, batch_sizes)
+            with pytest.raises(RuntimeError, match="xpected"):
+                peer.check_forward_args(*wrong, batch_sizes)
+
+    def test_a_class_of_their_own(self, name):
+        """Torch's compiler refuses an nn.GRU, and programs that find an nn.RNNBase expect its gates."""
+        layer = LAYERS[name](3, 4)
+        assert not isinstance(layer, nn.RNNBase)
+        x = torch.randn(5, 2, 3)
+        compiled = torch.compile(layer, fullgraph=True, backend="eager")
+        assert_close(compiled(x)[0], layer(x)[0])
+
+    @pytest.mark.filterwarnings("ignore:.*torch.ao.quantization is deprecated:DeprecationWarning")
+    def test_dynamic_quantisation_leaves_them_alone(self, name, build):
+        model, x = nn.Sequential(build(3, 4)).eval(), torch.randn(5, 2, 3)
+        quantised = torch.ao.quantization.quantize_dynamic(model, {nn.GRU, nn.LSTM, nn.RNNCell, nn.Linear})
+        assert type(quantised[0]) is LAYERS[name]
+        assert torch.equal(quantised(x)[0], model(x)[0])
+
+    def test_symbolic_tracing_with_layers_as_leaves(self, name, build):
+        class Tracer(torch.fx.Tracer):
+            def is_leaf_module(self, module, path):
+                return isinstance(module, LAYERS[name]) or super().is_leaf_module(module, path)
+
+        model, x = nn.Sequential(build(3, 4)), torch.randn(5, 2, 3)
+        traced = torch.fx.GraphModule(model, Tracer().trace(model))
+        assert torch.equal(traced(x)[0], model(x)[0])
 
 
 class TestForward:
@@ -280,6 +413,7 @@ class TestLengths:
         layer, x = build(3, 4, batch_first=True), torch.randn(2, 5, 3)
         expected = layer(x, lengths=torch.tensor([4, 2]))[0]
         assert torch.equal(layer(x, lengths=kind([4, 2]))[0], expected)
+        assert torch.equal(layer(x, None, kind([4, 2]))[0], expected)
 
     def test_one_sequence_takes_a_plain_number(self, build):
         layer, x = build(3, 4), torch.randn(5, 3)
@@ -393,6 +527,19 @@ class TestModule:
         with torch.autocast("cpu", torch.bfloat16):
             assert layer.double()(x.double())[0].dtype == torch.float64
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_a_state_that_autocast_left_goes_on_outside(self, build, dtype):
+        layer, x = build(3, 4, 2), torch.randn(5, 2, 3)
+        with torch.autocast("cpu", dtype):
+            _, hx = layer(x)
+        assert {h.dtype for h in tensors(hx)} == {dtype}
+        y, h_n = layer(x, hx)
+        exact, exact_n = layer(x, like(hx, torch.Tensor.float))  # nothing is lost on the way
+        assert torch.equal(y, exact)
+        assert all(map(torch.equal, tensors(h_n), tensors(exact_n)))
+        y.sum().backward()
+        assert layer.weight_hh_l0.grad.isfinite().all()
+
     def test_meta_device_tells_shapes_and_can_be_filled(self, name, build):
         layer = build(3, 4, 2, bidirectional=True, device="meta")
         x = torch.randn(5, 2, 3)
@@ -479,6 +626,8 @@ class TestCell:
         expected = cell(x)
         with torch.autocast("cpu", torch.bfloat16):
             assert_close(cell(x), expected, torch.bfloat16)
+        half = torch.randn(2, 4, dtype=torch.bfloat16)  # as a layer under autocast leaves it
+        assert torch.equal(cell(x, half), cell(x, half.float()))
         for dtype in (torch.float64, torch.bfloat16, torch.float16):
             h = cell.to(dtype)(x.to(dtype))
             assert h.dtype == dtype

@@ -4,7 +4,7 @@ import pytest
 import torch
 from layers import CELLS, LAYERS, PEERS
 from torch import nn
-from torch.nn.utils.rnn import pack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
 import deepmemory as dm
 
@@ -44,7 +44,8 @@ CALLS = {
     "hx of another width": ((X, torch.zeros(1, 2, 5)), r"\(1, 2, 4\), got \[1, 2, 5\]"),
     "hx unbatched, input batched": ((X, torch.zeros(1, 4)), "should also be 3-D but got 2-D"),
     "hx batched, input unbatched": ((X[:, 0], H), "should also be 2-D but got 3-D"),
-    "hx of another dtype": ((X, H.double()), r"float64.*float32"),
+    "hx of another dtype": ((X, H.double()), r"float64.*float32.*hx.to\(torch.float32\)"),
+    "hx of integers": ((X, H.long()), r"int64.*float32"),
     "hx on another device": ((X, H.to("meta")), r"meta.*cpu"),
     "hx of another batch, packed": (
         (pack_sequence([X[:, 0], X[:3, 0]]), torch.zeros(1, 3, 4)),
@@ -78,6 +79,71 @@ def test_call(name, mistake):
     theirs = raised(lambda: peer(3, 4)(x, *hx))
     with pytest.raises(type(theirs), match=f"^{name}: .*{message}"):
         LAYERS[name](3, 4)(x, *hx)
+
+
+def as_state(name: str, h: torch.Tensor):
+    return (h, h) if name == "LSTM" else h
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.complex64], ids=str)
+def test_autocast_converts_no_dtype_that_nobody_meant(name, dtype):
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(ValueError, match=rf"^{name}: input dtype \({dtype}\)"):
+            LAYERS[name](3, 4)(X.to(dtype))
+        with pytest.raises(RuntimeError, match=f"^{name}: hx has dtype {dtype}"):
+            LAYERS[name](3, 4)(X, as_state(name, H.to(dtype)))
+        for args in ((X.to(dtype),), (X, as_state(name, H.to(dtype)))):
+            assert type(raised(lambda: PEERS[name](3, 4)(*args))) is RuntimeError
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_autocast_of_another_device_converts_nothing(name, monkeypatch):
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    monkeypatch.setattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+    with pytest.raises(ValueError, match=rf"^{name}: input dtype \(torch.bfloat16\)"):
+        LAYERS[name](3, 4)(X.bfloat16())
+    with pytest.raises(RuntimeError, match=f"^{name}: hx has dtype torch.float64"):
+        LAYERS[name](3, 4)(X, as_state(name, H.double()))
+    layer, h = LAYERS[name](3, 4), torch.rand(1, 2, 4).bfloat16()
+    assert torch.equal(layer(X, as_state(name, h))[0], layer(X, as_state(name, h.float()))[0])
+
+
+ROWS = torch.zeros(5, 3)
+PACKED = {
+    "too few rows": (PackedSequence(ROWS, torch.tensor([3, 3])), r"sum to the 5 rows of its data, got \[3, 3\]"),
+    "too many rows": (PackedSequence(ROWS, torch.tensor([2, 2])), r"sum to the 5 rows of its data, got \[2, 2\]"),
+    "a sequence that begins late": (PackedSequence(ROWS, torch.tensor([2, 1, 2])), "never increase"),
+    "no steps": (PackedSequence(ROWS[:0], torch.tensor([], dtype=torch.int64)), r"got \[\]"),
+    "an order of fewer sequences": (
+        PackedSequence(ROWS, torch.tensor([3, 2]), torch.tensor([0, 1])),
+        r"sorted_indices .* shape \(3,\), got \(2,\)",
+    ),
+    "an order back of fewer sequences": (
+        PackedSequence(ROWS, torch.tensor([3, 2]), torch.tensor([2, 1, 0]), torch.tensor([0, 1])),
+        r"unsorted_indices .* shape \(3,\), got \(2,\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("mistake", PACKED)
+def test_packed_by_hand(name, mistake, engine):
+    packed, message = PACKED[mistake]
+    with pytest.raises(RuntimeError, match=f"^{name}: .*{message}"):
+        LAYERS[name](3, 4, engine=engine)(packed, as_state(name, torch.zeros(1, 3, 4)))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_weight_of_another_shape(name, engine):
+    """An engine would read past its end."""
+    layer = LAYERS[name](3, 4, engine=engine)
+    for key, weight in list(layer.named_parameters()):
+        for wrong in (weight.detach()[:-1], torch.cat([weight.detach()] * 2, -1)):
+            with pytest.raises(
+                RuntimeError, match=rf"^{name}: {key} should have the shape .*, got \({wrong.shape[0]},"
+            ):
+                torch.func.functional_call(layer, {key: wrong}, (X,))
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -207,6 +273,7 @@ CELL_CALLS = {
     "wrong device": (X[0].to("meta"),),
     "state on another device": (X[0], H[0].to("meta")),
     "state of another dtype": (X[0], torch.zeros(2, 4).double()),
+    "state of integers": (X[0], torch.zeros(2, 4).long()),
 }
 
 

@@ -1,0 +1,40 @@
+"""Which precision a call runs in, and which states fit it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepmemory import ops
+
+HALF, WIDER = (torch.float16, torch.bfloat16), (torch.float32, torch.float64)
+
+
+def runs_in(tensor: Tensor) -> torch.dtype:
+    """The dtype after autocast, which leaves float64, integers and tensors of other devices alone."""
+    device, dtype = tensor.device.type, tensor.dtype
+    if dtype is torch.float64 or not dtype.is_floating_point:
+        return dtype
+    autocast = device in ops.AUTOCAST and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocast else dtype
+
+
+def check_state(name: str, hx: Any, like: Tensor) -> Tensor:
+    """A tensor of the state in the precision of ``like``, or an error in the name of the module.
+
+    A half-precision state, which autocast leaves behind, is widened: that is exact. Any other mix of precisions
+    is an error, as in ``nn.GRU``.
+    """
+    if not isinstance(hx, Tensor):
+        raise TypeError(f"{name}: hx should be made of tensors, got {type(hx).__name__}")
+    if hx.device != like.device:
+        raise RuntimeError(f"{name}: hx is on {hx.device} but the input is on {like.device}; move one with .to(...)")
+    if hx.dtype == like.dtype or runs_in(hx) == runs_in(like):
+        return hx
+    if hx.dtype in HALF and like.dtype in WIDER:
+        return hx.to(like.dtype)
+    raise RuntimeError(
+        f"{name}: hx has dtype {hx.dtype} but the input has {like.dtype}. Convert it: hx.to({like.dtype})"
+    )
