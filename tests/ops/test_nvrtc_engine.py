@@ -109,7 +109,19 @@ def draw_weights(rec: Recurrence, m: int, d: int, hidden: list[int], generator) 
 
 
 def compare(
-    rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=None, gate_bias=0.0, dtype=torch.float32, mixed=False
+    rec,
+    d,
+    hidden,
+    *,
+    layout,
+    engine,
+    steps=4,
+    batch=3,
+    m=3,
+    lengths=None,
+    gate_bias=0.0,
+    dtype=torch.float32,
+    mixed=False,
 ):
     """y, final states and every gradient against the plain engine in float64."""
     from deepmemory import ops

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,11 +23,14 @@ MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
 ROWS = {FMA: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), MMA: (4, 6, 8, 10, 12, 16, 24, 32)}
 # What a step takes, in microseconds. READ and MULTIPLICATION are an H200's bandwidths; the others were chosen so that
 # the estimate ranks the layouts that were timed on one as they came out.
-BARRIER, EXCHANGE = 0.35, 0.6  # a layer's fixed cost in one block, and in a cluster
+BARRIER, EXCHANGE = 0.24, 0.49  # a layer's fixed cost in one block, and in a cluster
+WARP = 7e-3  # and for each warp that takes part
+FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element for each lane; every further one
 SEND = 5e-4  # 16 bytes to every block
 READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from shared memory; one product for each lane
-TILE = 9e-4  # 16 x 8 sums on the tensor cores, over a unit's half
-STREAMED_BYTES = 4e4  # that one multiprocessor reads in a microsecond
+TILE, UNIT = 9e-4, 0.05  # 16 x 8 sums on the tensor cores, over half a unit; how long a warp waits for a unit
+# Bytes that the second cache gives in a microsecond: to one multiprocessor, and to all of them.
+STREAMED_BYTES, ALL_STREAMED_BYTES = 6e4, 5.5e6
 BARRIERS = 4  # floats of shared memory
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
 # needs more for the rest. Measured: with 64 a step of ten layers takes 10 % longer than with 32.
@@ -148,38 +152,51 @@ def plan(
 
     ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
     """
-    weights = sum(inputs * features * gates for inputs, features, gates in shape.layers())
-    warps = 2 if weights <= 512 else 4 if weights <= 4096 else 8 if weights <= 8192 else MOST_WARPS
-    resident = MOST_WARPS // warps  # blocks that share a multiprocessor
     best: tuple[float, Plan] | None = None
-    for product in products:
-        for cluster in (1, *clusters_at_once):
+    for product, cluster in itertools.product(products, (1, *clusters_at_once)):
+        for warps in _warps(shape, product):
+            resident = MOST_WARPS // warps  # blocks that share a multiprocessor
             at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
             for rows in (rows for rows in ROWS[product] if rows <= batch or rows == ROWS[product][0]):
                 layout = lay_out(shape, product, rows, cluster, warps, shared_limit)
                 if max(layout.shared_bytes) <= shared_limit:
-                    waves = -(-runs * -(-batch // rows) // at_once)
-                    cost = waves * sum(microseconds(shape, layout, backward) for backward in (False, True))
+                    clusters = runs * -(-batch // rows)
+                    blocks, waves = min(clusters, at_once) * cluster, -(-clusters // at_once)
+                    cost = waves * sum(microseconds(shape, layout, backward, blocks) for backward in (False, True))
                     if best is None or cost < best[0]:
                         best = cost, layout
     assert best is not None, "one row in one block always fits: weights may be streamed"
     return best[1]
 
 
-def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
-    """An estimate of one step of one block."""
+def _warps(shape: Shape, product: str) -> tuple[int, ...]:
+    """Of a block."""
+    weights = sum(layer.inputs * layer.features * layer.gates for layer in shape.layers())
+    if weights <= 8192:
+        return (2 if weights <= 512 else 4 if weights <= 4096 else 8,)
+    return (MOST_WARPS,) if product == FMA else (8, MOST_WARPS)
+
+
+def microseconds(shape: Shape, layout: Plan, backward: bool, blocks: int) -> float:
+    """An estimate of one step, with so many blocks at work."""
     sweep = layout.backward if backward else layout.forward
     size = input_bytes(shape, layout.product)
+    bytes_per_microsecond = min(STREAMED_BYTES, ALL_STREAMED_BYTES / blocks)
     total = 0.0
     for index, (layer, repeat) in enumerate(shape.stages()):
         spread = _spread(layer, layout.product, size, layout.rows, layout.cluster, layout.warps, backward)
-        total += repeat * spread.microseconds(sweep.kept[index])
-        total += 16 * spread.quads_of_unit * sweep.streamed[index] / STREAMED_BYTES
+        own = _slice(layer.inputs if backward else layer.features, layout.cluster, layout.product, size)
+        finished = layout.rows * own / 32  # warps' worth of elements
+        layer_cost = spread.microseconds(sweep.kept[index]) + WARP * layout.warps + FINISH * finished
+        layer_cost += ANOTHER * (-(-finished // layout.warps) - 1)
         if layout.cluster == 1:
-            total += repeat * BARRIER
+            layer_cost += BARRIER
         else:
-            sent = layout.rows * _slice(layer.features, layout.cluster, layout.product, size) * layout.cluster * size / 16
-            total += repeat * (EXCHANGE + SEND * sent * (layer.gates if backward else 1))
+            sent = (
+                layout.rows * _slice(layer.features, layout.cluster, layout.product, size) * layout.cluster * size / 16
+            )
+            layer_cost += EXCHANGE + SEND * sent * (layer.gates if backward else 1)
+        total += repeat * layer_cost + 16 * spread.quads_of_unit * sweep.streamed[index] / bytes_per_microsecond
     return total
 
 
@@ -229,11 +246,21 @@ def lay_out(
             shared.append(max(0, min(units - kept[-1], (shared_limit // 4 - used) // floats)))
             used += shared[-1] * floats
             streamed.append(units - kept[-1] - shared[-1])
-            early.append(min(-(-streamed[-1] // repeat), EARLY_FLOATS // 4 // spread.quads_kept_per_unit))
+            most_early = EARLY_FLOATS // 4 // spread.quads_kept_per_unit if product == MMA else 0
+            early.append(min(-(-streamed[-1] // repeat), most_early))
             streamed_quads += streamed[-1] * floats // 4
-        tiling = ([getattr(spread, name) for spread in spreads] for name in ("row_groups", "at_once", "units_per_item"))
-        places = map(tuple, (kept, shared, streamed, early))
-        sweeps.append(Sweep(*map(tuple, tiling), *places, 4 * used, streamed_quads))
+        sweep = Sweep(
+            groups=tuple(spread.row_groups for spread in spreads),
+            outputs=tuple(spread.at_once for spread in spreads),
+            units=tuple(spread.units_per_item for spread in spreads),
+            kept=tuple(kept),
+            shared=tuple(shared),
+            streamed=tuple(streamed),
+            early=tuple(early),
+            shared_bytes=4 * used,
+            streamed_quads=streamed_quads,
+        )
+        sweeps.append(sweep)
     return Plan(product, rows, cluster, warps, *sweeps)
 
 
@@ -253,7 +280,8 @@ class _Spread:
     sums: int  # floats
     reads: int  # of a warp for one unit: four words for each lane, of its rows'
     weight_reads: int  # and of its outputs' weights
-    multiplying: float  # microseconds for one unit of an item
+    multiplying: float  # microseconds that one unit of an item keeps a multiprocessor busy
+    waiting: float = 0.0  # that a warp waits for one
 
     @property
     def padded_inputs(self) -> int:
@@ -262,7 +290,8 @@ class _Spread:
     def microseconds(self, kept: int) -> float:
         """Of all products of a block, with so many units in registers."""
         reads = self.units_per_item * (self.reads + self.weight_reads) - kept * self.weight_reads
-        return self.items * max(reads * READ, self.units_per_item * self.multiplying) + 2 * self.sums / 128 * READ
+        busy = self.items * max(reads * READ, self.units_per_item * self.multiplying)
+        return max(busy, self.units_per_item * self.waiting) + 2 * self.sums / 128 * READ
 
 
 def _slice(features: int, cluster: int, product: str, size: int) -> int:
@@ -271,9 +300,7 @@ def _slice(features: int, cluster: int, product: str, size: int) -> int:
     return features if cluster == 1 and product == FMA else -(-features // (cluster * together)) * together
 
 
-def _spread(
-    layer: Layer, product: str, size: int, rows: int, cluster: int, warps: int, backward: bool
-) -> _Spread:
+def _spread(layer: Layer, product: str, size: int, rows: int, cluster: int, warps: int, backward: bool) -> _Spread:
     inputs, outputs = (_slice(features, cluster, product, size) for features in layer[:2])
     if backward:
         ins, outs = layer.gates * cluster * outputs, inputs
@@ -333,6 +360,7 @@ def _tiles(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
                 row_tiles,
                 2 * at_once,
                 2 * at_once * row_tiles * TILE * (1 if size == 2 else 2),
+                UNIT,
             )
         )
     return min(spreads, key=lambda spread: spread.microseconds(0))
