@@ -12,6 +12,7 @@ between repeats that epoch and writes the same numbers again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -36,6 +37,7 @@ from torch import Tensor
 
 import deepmemory as dm
 from deepmemory.lab.settings import THRESHOLDS, Setting, setting_from_json
+from deepmemory.lab.writing import open_own, put, without_links
 
 SCHEMA_VERSION = 4  # older ones are read, and brought up to date when written to: each adds one of the tables below
 SCHEMA = """
@@ -94,7 +96,10 @@ CREATE TABLE IF NOT EXISTS packed_watch (
 """
 
 STATES = RUNNING, REACHED, SPENT, DIVERGED = "running", "reached", "spent", "diverged"
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2  # the first had no sha256
+
+# Of files that may come from somebody else.
+LARGEST_HEADER = 2**24  # bytes of a checkpoint's header: names, shapes and notes, with room for 100,000 runs
 
 
 @dataclass(frozen=True)
@@ -420,11 +425,12 @@ class Records:
 
     def checkpoint_folder(self, setting: Setting) -> Path:
         """Where the checkpoints of a study lie."""
-        return self.out / "checkpoints" / f"{setting.task}-{setting.cell}-{setting.key}"
+        return without_links(self.out, "checkpoints", f"{setting.task}-{setting.cell}-{setting.key}")
 
     def lock(self, setting: Setting, say: Callable[[str], None] = print) -> Any:
         """Hold a study for this process; waits, and says so, while another process trains it."""
-        return hold_lock(self.out / "locks" / f"{setting.task}-{setting.cell}-{setting.key}.lock", say)
+        name = f"{setting.task}-{setting.cell}-{setting.key}.lock"
+        return hold_lock(without_links(self.out, "locks", name), say)
 
 
 @contextmanager
@@ -519,7 +525,7 @@ def hold_lock(path: Path, say: Callable[[str], None]) -> Iterator[None]:
         raise RuntimeError("training needs file locks of the kind Linux and macOS have; on Windows use WSL") from None
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
+    with open_own(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -542,28 +548,25 @@ def checkpoint_bytes(tensors: dict[str, Tensor], info: dict[str, Any], study: st
     """A checkpoint as it is written; ``study`` is the folder it belongs in."""
     from safetensors.torch import save
 
+    stored = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     noted = {"info": json.dumps(info), "format": str(CHECKPOINT_FORMAT), "study": study}
-    return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, noted)
+    return save(stored, noted | {"sha256": checkpoint_digest(stored, noted)})
+
+
+def checkpoint_digest(tensors: Mapping[str, Tensor], noted: Mapping[str, str]) -> str:
+    """The sha256 of everything that a checkpoint says: the notes, and each tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(json.dumps(noted, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Put a file in place whole or not at all, safe from a loss of power."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        put(path, data, lasting=True)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise RecordsError(
             f"{path} cannot be written: {error.strerror or error}. The one before it is kept; when there is room, "
             "the same command goes on from there"
@@ -571,42 +574,78 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors on the CPU and what was noted beside them; runs no code from the file."""
-    from safetensors import SafetensorError, safe_open
+    """Tensors on the CPU and what was noted beside them, as they were written; runs no code from the file."""
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt") as file:
-            noted = file.metadata() or {}
-            if (version := int(noted.get("format", 1))) > CHECKPOINT_FORMAT:
-                raise ValueError(f"its format is {version}, this version reads up to {CHECKPOINT_FORMAT}")
-            study = noted.get("study", path.parent.name)
-            if study != path.parent.name and path.parent.parent.name == "checkpoints":
-                raise ValueError(f"it belongs to the study {study}")
-            tensors, info = {name: file.get_tensor(name) for name in file.keys()}, json.loads(noted["info"])  # noqa: SIM118
+        tensors, info = read_checkpoint(path)
         check_checkpoint(tensors, info)
     except FileNotFoundError:
         raise
     except (OSError, SafetensorError, RuntimeError, *GARBAGE) as error:
-        reason = f"it notes no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise RecordsError(
-            f"{path} is not a checkpoint that can be used here: {reason}. It was not loaded. "
-            "Move it away, and its runs start again, but for those that have ended; the records stay as they are"
-        ) from error
+        raise unusable_checkpoint(path, error) from error
     return tensors, info
 
 
+def unusable_checkpoint(path: Path | str, error: Exception) -> RecordsError:
+    """What is wrong with a checkpoint, in one line, and what to do."""
+    first = next(iter(str(error).splitlines()), type(error).__name__)
+    reason = f"it notes no {first}" if isinstance(error, KeyError) else first
+    return RecordsError(
+        f"{path} is not a checkpoint that can be used here: {reason}. It was not loaded. "
+        "Move it away, and its runs start again, but for those that have ended; the records stay as they are"
+    )
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a file holds, if it is a checkpoint, of the study in whose folder it lies, and nothing in it was changed."""
+    from safetensors import safe_open
+
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > LARGEST_HEADER:
+        raise ValueError(f"its header says {header} bytes, more than the {LARGEST_HEADER} that are read")
+    with safe_open(path, framework="pt") as opened:
+        noted = dict(opened.metadata() or {})
+        if (version := noted.get("format")) != str(CHECKPOINT_FORMAT):
+            raise ValueError(f"its format is {shown(version)}, this version reads format {CHECKPOINT_FORMAT}")
+        if noted["study"] != path.parent.name and path.parent.parent.name == "checkpoints":
+            raise ValueError(f"it belongs to the study {shown(noted['study'])}")
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    if noted.pop("sha256") != checkpoint_digest(tensors, noted):
+        raise ValueError("its contents are not those that were written, by the sha256 it notes: it was changed since")
+    return tensors, json.loads(noted["info"])
+
+
+def shown(value: object) -> str:
+    """Of a value from a file, as much as an error message should hold."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+Kind = tuple[tuple[int, ...], torch.dtype]  # shape and type of a tensor
+
+
 def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-    """Whether a group of runs can be made of it: a list for each run, a row for each in the stack."""
+    """Whether a group of runs can be made of it: a list for each run, a row for each in the stack.
+
+    Every tensor has the name, shape and type that follow from those of the best weights, and no other is there: what
+    reads them, Adam among them, trusts that.
+    """
     seeds, rows, epoch = info["seeds"], info["rows"], info["epoch"]
     runs = range(len(seeds))
 
     def whole(*numbers: Any) -> bool:
-        return all(type(number) is int and number >= 0 for number in numbers)
+        return all(type(number) is int and 0 <= number < 2**63 for number in numbers)
 
     if not (seeds and whole(epoch, *seeds, *rows) and len(set(seeds)) == len(seeds)):
-        raise ValueError(f"seeds, rows and epoch should be whole numbers, are {seeds}, {rows} and {epoch}")
+        raise ValueError(
+            f"seeds, rows and epoch should be whole numbers, are {shown(seeds)}, {shown(rows)} and {shown(epoch)}"
+        )
     if not (rows and sorted(set(rows)) == rows and rows[-1] in runs):
-        raise ValueError(f"rows should name some of {len(seeds)} runs in their order, are {rows}")
+        raise ValueError(f"rows should name some of {len(seeds)} runs in their order, are {shown(rows)}")
     for name, valid in (
         ("state", lambda state: state in STATES),
         ("under", whole),
@@ -614,14 +653,46 @@ def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     ):
         values = info[name]
         if not (isinstance(values, list) and len(values) == len(seeds) and all(map(valid, values))):
-            raise ValueError(f"{name} should be a list of {len(seeds)}, is {values}")
-    for name, tensor in tensors.items():
-        kind, many = name.partition(".")[0], len(seeds) if name.startswith("best") else len(rows)
-        stacked = kind in ("weights", "best", "best_loss") or (kind == "adam" and not name.endswith(".step"))
-        if stacked and tensor.shape[:1] != (many,):
-            raise ValueError(f"{name} should have {many} rows, its shape is {tuple(tensor.shape)}")
-    if "best_loss" not in tensors:
-        raise KeyError("best_loss")
+            raise ValueError(f"{name} should be a list of {len(seeds)}, is {shown(values)}")
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    expected: dict[str, Kind] = {"best_loss": ((len(seeds),), torch.float64)}
+    for name, (shape, dtype) in found.items():
+        if name.startswith("best."):
+            if dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"{shown(name)} should be of float32 or float64, is of {dtype}")
+            own = name.removeprefix("best.")
+            stack = (len(rows), *shape[1:]), dtype
+            expected |= {name: ((len(seeds), *shape[1:]), dtype), f"weights.{own}": stack}
+            expected |= {f"adam.{own}.{kind}": stack for kind in ("exp_avg", "exp_avg_sq")}
+            expected[f"adam.{own}.step"] = (), torch.float32
+    compare_tensors(found, expected)
+
+
+def compare_tensors(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None:
+    """Raise with the first name whose tensor is not the one expected."""
+
+    def words(kind: Kind | None) -> str:
+        return "missing" if kind is None else f"{kind[0]} of {str(kind[1]).removeprefix('torch.')}"
+
+    for name in sorted({*found, *expected}):
+        if name not in expected:
+            raise ValueError(f"{shown(name)} is {words(found[name])}, nothing of that name is expected")
+        if found.get(name) != expected[name]:
+            raise ValueError(f"{shown(name)} is {words(found.get(name))}, expected {words(expected[name])}")
+
+
+def check_network(
+    weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, path: Path | str
+) -> None:
+    """Whether one run's weights, from a checkpoint at ``path``, are those of a network with these shapes."""
+    found = {name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()}
+    try:
+        compare_tensors(found, {name: (shape, dtype) for name, shape in shapes.items()})
+    except ValueError as error:
+        raise RecordsError(
+            f"{path} is not of this network: {error}. It is of another study, or the data has changed since it was "
+            "trained. It was not loaded; move it away, and its runs start again"
+        ) from None
 
 
 def best_weights(path: Path, seed: int) -> dict[str, Tensor]:
