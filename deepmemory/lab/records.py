@@ -143,6 +143,7 @@ class Records:
         if not write and not path.exists():
             raise FileNotFoundError(f"no records in {self.out}: {path.name} is not there; give --out or train first")
         if write:
+            without_links(self.out, path.name)
             try:
                 self.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:

@@ -29,6 +29,7 @@ from deepmemory.lab.records import Records, Run
 from deepmemory.lab.settings import Machine, Setting, change, check_choice
 from deepmemory.lab.studies import run_studies
 from deepmemory.lab.training import Epoch
+from deepmemory.lab.writing import file_name, put, without_links
 
 try:
     import optuna
@@ -155,7 +156,7 @@ def run_sweep(
     for params in (points or [{name: v[0] for name, v in space.items() if isinstance(v, tuple)}])[:100]:
         change(base, params)  # what cannot be trained is refused before anything is
     study = open_sweep(base, space, seeds, out, sampler, pruner, storage, search_seed)
-    folder, waited = out / "sweeps" / study.study_name, False
+    folder, waited = without_links(out, "sweeps", study.study_name), False
     current = -1
 
     def objective(trial: Trial) -> float:
@@ -420,7 +421,7 @@ def open_sweep(
 
 def default_storage(out: Path | str) -> str:
     """SQLite under the output folder."""
-    return f"sqlite:///{(Path(out) / 'sweeps.sqlite').absolute()}"
+    return f"sqlite:///{without_links(Path(out), 'sweeps.sqlite').absolute()}"
 
 
 def open_storage(url: str) -> optuna.storages.RDBStorage:
@@ -579,11 +580,10 @@ def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:
     from deepmemory.lab.report import figures
     from deepmemory.lab.report.page import STYLE
 
-    folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for study in studies:
         picture = figures.render(draw(study), "svg")
-        (folder / f"{study.study_name}.svg").write_bytes(picture)
+        put(folder / f"{file_name(study.study_name)}.svg", picture)
         rows = table(study)
         names = list(dict.fromkeys(name for row in rows for name in row))
         heads = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -598,9 +598,9 @@ def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:
             f"<details><summary>Settings</summary><p><code>{setting}</code></p></details>"
         )
     page = folder / "sweeps.html"
-    page.write_text(
+    put(
+        page,
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Searches</title><style>{STYLE}</style>'
-        f"</head><body><h1>Searches</h1>{''.join(parts)}</body></html>\n",
-        encoding="utf-8",
+        f"</head><body><h1>Searches</h1>{''.join(parts)}</body></html>\n".encode(),
     )
     return page
