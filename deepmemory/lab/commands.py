@@ -435,7 +435,7 @@ def compose(
         raise ValueError("a tune begins with --tune or with --from; give one of them")
     model = load_model(checkpoint, run, data)
     per_beat = sound.frames_per_beat(model.setting.music)
-    whole = sound.roll_of(source.read_bytes(), per_beat) if source else decoding.piece(model, tune or 0)
+    whole = sound.read_roll(source, per_beat) if source else decoding.piece(model, tune or 0)
     begun = whole[: given or None]
     roll = decoding.continue_tune(model, begun, steps, temperature, seed)
     to.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ import sys
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ import torch
 from torch import Tensor
 
 import deepmemory as dm
+from deepmemory.lab.data.unpacking import inflate
 from deepmemory.lab.settings import THRESHOLDS, Setting, setting_from_json
 from deepmemory.lab.writing import open_own, put, without_links
 
@@ -100,6 +101,8 @@ CHECKPOINT_FORMAT = 2  # the first had no sha256
 
 # Of files that may come from somebody else.
 LARGEST_HEADER = 2**24  # bytes of a checkpoint's header: names, shapes and notes, with room for 100,000 runs
+LARGEST_UNPACKED = 2**27  # bytes that all packed runs may come to: fifty times the paper's; as Python's floats 1 GB
+LARGEST_VALUE = 2**26  # bytes of one text or blob in a database, and of one statement
 
 
 @dataclass(frozen=True)
@@ -156,6 +159,7 @@ class Records:
             )
         try:
             with explained(path):
+                check_tables(self.db, path)
                 self.version = version = self.db.execute("PRAGMA user_version").fetchone()[0]
                 if write and 0 <= version <= SCHEMA_VERSION:
                     self._prepare()
@@ -348,22 +352,23 @@ class Records:
         """Everything recorded, studies in the order they were begun, runs by seed."""
         with explained(self.path, GARBAGE):
             self.db.execute("BEGIN")  # one moment in time, whatever is being written
+            room = Room()
             try:
                 keys = [key for (key,) in self.db.execute("SELECT key FROM study ORDER BY id")]
-                return [study for key in keys if (study := self.study(key)) is not None]
+                return [study for key in keys if (study := self._study(key, room)) is not None]
             finally:
                 self.db.execute("COMMIT")
 
     def study(self, key: str) -> Study | None:
         """One study by the key of its settings."""
         with explained(self.path, GARBAGE):
-            return self._study(key)
+            return self._study(key, Room())
 
-    def _study(self, key: str) -> Study | None:
+    def _study(self, key: str, room: Room) -> Study | None:
         row = self.db.execute("SELECT id, settings, series, thresholds FROM study WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
-        study, settings, series, thresholds = row
+        study, settings, series, thresholds = row[0], row[1], json.loads(row[2]), json.loads(row[3])
         curves: dict[int, list[tuple[float, ...]]] = {}
         for run, blob in self.db.execute(
             'SELECT run, "values" FROM epoch JOIN run ON run.id = epoch.run WHERE study = ? ORDER BY run, epoch',
@@ -374,7 +379,7 @@ class Records:
             for run, blob in self.db.execute(
                 'SELECT run, "values" FROM packed JOIN run ON run.id = packed.run WHERE study = ?', (study,)
             ):
-                curves[run] = list(unpack_curves(blob, len(json.loads(series))))
+                curves[run] = list(unpack_curves(blob, len(series), room))
         runs = [
             Run(
                 seed,
@@ -392,11 +397,14 @@ class Records:
                 (study,),
             )
         ]
-        return Study(setting_from_json(settings), tuple(json.loads(series)), tuple(json.loads(thresholds)), tuple(runs))
+        found = Study(setting_from_json(settings), tuple(series), tuple(thresholds), tuple(runs))
+        check_study(found, {session for (session,) in self.db.execute("SELECT id FROM session")})
+        return found
 
     def watched(self, key: str) -> dict[int, dict[str, dict[int, float]]]:
         """What was watched in a study: by seed, by name, by epoch."""
         found: dict[int, dict[str, dict[int, float]]] = {}
+        room = Room()
         if self.version < 3:
             return found
         with explained(self.path, GARBAGE):
@@ -405,7 +413,7 @@ class Records:
                 "JOIN study ON study.id = run.study WHERE key = ? ORDER BY seed, epoch, name",
                 (key,),
             ):
-                of_name = found.setdefault(seed, {}).setdefault(name, {})
+                of_name = found.setdefault(seed, {}).setdefault(str(name), {})
                 of_name[int(epoch)] = math.nan if value is None else float(value)
             if self.version >= 4:
                 for seed, blob in self.db.execute(
@@ -413,14 +421,21 @@ class Records:
                     "JOIN study ON study.id = run.study WHERE key = ? ORDER BY seed",
                     (key,),
                 ):
-                    found[seed] = unpack_watch(blob)
+                    found[seed] = unpack_watch(blob, room)
         return found
 
     def sessions(self) -> dict[int, dict[str, Any]]:
         """Machine, versions and commit of every session."""
         with explained(self.path, GARBAGE):
             rows = self.db.execute("SELECT id, started, machine, git FROM session ORDER BY id")
-            return {key: {"started": started, **json.loads(machine), "git": git} for key, started, machine, git in rows}
+            found = {
+                key: {"started": started, **json.loads(machine), "git": git} for key, started, machine, git in rows
+            }
+            for session in found.values():
+                texts = all(isinstance(value, str) for name, value in session.items() if name != "git" or value)
+                if not texts or "device" not in session:
+                    raise ValueError(f"a session should say what computed, in texts, it says {shown(session)}")
+            return found
 
     # --- checkpoints and locks -------------------------------------------------------------------
 
@@ -432,6 +447,49 @@ class Records:
         """Hold a study for this process; waits, and says so, while another process trains it."""
         name = f"{setting.task}-{setting.cell}-{setting.key}.lock"
         return hold_lock(without_links(self.out, "locks", name), say)
+
+
+def check_tables(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database with anything else than tables of values: views, triggers and the like compute, maybe for ever.
+
+    A new one has no tables yet.
+    """
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
+    db.execute("PRAGMA trusted_schema=OFF")
+    for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master").fetchall():
+        if kind not in ("table", "index") or str(sql).upper().startswith("CREATE VIRTUAL"):
+            raise RecordsError(
+                f"{path} is no database of ours: {shown(name)} should be a table of values, is a "
+                f"{'virtual table' if kind == 'table' else kind}. Nothing in it was used"
+            )
+        if kind == "table" and any(column[6] for column in db.execute("SELECT * FROM pragma_table_xinfo(?)", (name,))):
+            raise RecordsError(f"{path} is no database of ours: the table {shown(name)} computes some of its columns")
+
+
+def check_study(study: Study, sessions: Container[int]) -> None:
+    """Refuse values that are none of ours: SQLite keeps any type in any column, and JSON anything at all."""
+
+    def numbers(*values: Any) -> bool:
+        return all(type(value) in (int, float) and math.isfinite(value) for value in values)
+
+    def epochs(*values: Any) -> bool:
+        return all(value is None or (type(value) is int and value > 0) for value in values)
+
+    if not (all(isinstance(name, str) for name in study.series) and numbers(*study.thresholds)):
+        raise ValueError(f"series and thresholds are {shown(study.series)} and {shown(study.thresholds)}")
+    width = len(study.series)
+    for run in study.runs:
+        if not (
+            type(run.seed) is int
+            and run.state in STATES
+            and len(run.first_under) == len(study.thresholds)
+            and epochs(*run.first_under, run.best_epoch)
+            and (run.test is None or len(run.test) in (width - 1, width // 3))
+            and numbers(run.seconds)
+            and run.session in sessions
+            and all(len(values) == width for values in run.curves)
+        ):
+            raise ValueError(f"what stands at seed {shown(run.seed)} of {study.setting.task} is not what a run has")
 
 
 @contextmanager
@@ -495,9 +553,22 @@ def pack_curves(curves: Sequence[Sequence[float]]) -> bytes:
     return zlib.compress(b"".join(plain[place::4] for place in range(4)), 9)
 
 
-def unpack_curves(blob: bytes, series: int) -> tuple[tuple[float, ...], ...]:
+class Room:
+    """What packed runs, however small they are packed, may come to in all."""
+
+    def __init__(self, size: int = LARGEST_UNPACKED) -> None:
+        self.left = size
+
+    def inflate(self, blob: bytes) -> bytes:
+        """What was deflated, where there is room for it."""
+        contents, _ = inflate(blob, self.left)
+        self.left -= len(contents)
+        return contents
+
+
+def unpack_curves(blob: bytes, series: int, room: Room | None = None) -> tuple[tuple[float, ...], ...]:
     """The reverse of :func:`pack_curves`."""
-    sorted_bytes = zlib.decompress(blob)
+    sorted_bytes = (room or Room()).inflate(blob)
     count = len(sorted_bytes) // 4
     plain = bytearray(len(sorted_bytes))
     for place in range(4):
@@ -511,9 +582,9 @@ def pack_watch(values: Mapping[str, Mapping[int, float]]) -> bytes:
     return zlib.compress(json.dumps(values).encode(), 9)
 
 
-def unpack_watch(blob: bytes) -> dict[str, dict[int, float]]:
+def unpack_watch(blob: bytes, room: Room | None = None) -> dict[str, dict[int, float]]:
     """The reverse of :func:`pack_watch`."""
-    found = json.loads(zlib.decompress(blob))
+    found = json.loads((room or Room()).inflate(blob))
     return {name: {int(epoch): float(value) for epoch, value in of.items()} for name, of in found.items()}
 
 

@@ -13,11 +13,12 @@ import hashlib
 import json
 import math
 import re
+import sqlite3
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
 from itertools import product
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from deepmemory.lab.progress import Display
-from deepmemory.lab.records import Records, Run
+from deepmemory.lab.records import GARBAGE, Records, RecordsError, Run, check_tables
 from deepmemory.lab.settings import Machine, Setting, change, check_choice
 from deepmemory.lab.studies import run_studies
 from deepmemory.lab.training import Epoch
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "none")
 TRIALS = 50  # where neither the user nor a grid says how many
+MOST_PANELS = 20  # of a picture, which shows no more of the settings searched than that
 ATTEMPTS = 3  # at a trial whose worker dies or fails
 HEARTBEAT, SILENCE, POLL = 10, 60, 2.0  # seconds: between signs of life; until a worker counts as dead; between looks
 
@@ -427,6 +429,7 @@ def default_storage(out: Path | str) -> str:
 def open_storage(url: str) -> optuna.storages.RDBStorage:
     """Optuna's storage, with signs of life from every worker; made in turn where several come at once."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    check_storage(url)
     if url.startswith("postgresql://"):
         url = url.replace("postgresql://", "postgresql+psycopg://", 1)
     options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
@@ -446,6 +449,15 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
                 raise ValueError(f"{without_password(url)} cannot be opened: {str(error).splitlines()[0]}") from None
             time.sleep(0.2 * 2**attempt)
     raise AssertionError
+
+
+def check_storage(url: str) -> None:
+    """Refuse an SQLite file that computes when it is read or written to, before Optuna does either."""
+    path = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and path.is_file():
+        opened = closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True))
+        with suppress(sqlite3.DatabaseError), opened as db:  # of a file that is no database Optuna says so
+            check_tables(db, path)
 
 
 def take_turns(storage: optuna.storages.RDBStorage) -> optuna.storages.RDBStorage:
@@ -530,7 +542,7 @@ def draw(study: optuna.Study) -> Any:
     from matplotlib.figure import Figure
 
     trials = [trial for trial in finished(study) if math.isfinite(loss_of(trial))]
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    names = list(dict.fromkeys(name for trial in trials for name in trial.params))[:MOST_PANELS]
     figure = Figure(figsize=(3.2 * (1 + len(names)), 3.2), layout="constrained")
     FigureCanvasAgg(figure)
     first, *others = figure.subplots(1, 1 + len(names), sharey=True, squeeze=False)[0]
@@ -550,7 +562,7 @@ def draw(study: optuna.Study) -> Any:
             places = [t.number if name is None else as_number(t.params[name]) for t in chosen]
             panel.plot(places, [loss_of(t) for t in chosen], linestyle="", markersize=4, **look)
         if name is not None:
-            panel.set_xlabel(name)
+            panel.set_xlabel(name, parse_math=False)
             values = [as_number(t.params[name]) for t in trials if name in t.params]
             numbers = [value for value in values if isinstance(value, float)]
             if len(numbers) == len(values) and min(numbers) > 0 and max(numbers) > 20 * min(numbers):
@@ -565,14 +577,24 @@ def as_number(value: Any) -> float | str:
     """Choices are kept as they were written; numbers among them are drawn as numbers."""
     try:
         return float(value)
-    except ValueError:
-        return str(value)
+    except (TypeError, ValueError):
+        return str(value).replace("$", r"\$")  # no formula
 
 
 def sweeps_in(storage: str) -> list[optuna.Study]:
-    """All searches of a storage."""
-    opened = open_storage(storage)
-    return [optuna.load_study(study_name=name, storage=opened) for name in optuna.get_all_study_names(storage=opened)]
+    """All searches of a storage, read whole."""
+    try:
+        opened = open_storage(storage)
+        names = optuna.get_all_study_names(storage=opened)
+        studies = [optuna.load_study(study_name=name, storage=opened) for name in names]
+        for study in studies:
+            study.get_trials(deepcopy=False)
+        return studies
+    except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError, AssertionError, *GARBAGE) as error:
+        if isinstance(error, RecordsError):
+            raise
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"the searches in {without_password(storage)} cannot be read: {said}") from error
 
 
 def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:

@@ -75,11 +75,11 @@ def test_records(recorded, tmp_path, kind):
 
 
 COLUMNS = [("study", column) for column in ("settings", "series", "thresholds")] + [
-    ("run", "first_under"),
+    *(("run", column) for column in ("seed", "state", "first_under", "best_epoch", "seconds", "session")),
     ("run", "test"),
     ("epoch", '"values"'),
     ("packed", '"values"'),
-    ("session", "machine"),
+    *(("session", column) for column in ("started", "machine", "git")),
 ]
 
 

@@ -4,7 +4,6 @@ import os
 import shutil
 from pathlib import Path
 
-import optuna
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -12,7 +11,7 @@ from lab.checkpoints import small, train
 from lab.data.making import served
 from lab.data.test_fetching import BODY, NOTTINGHAM, Pages, serving
 
-from deepmemory.lab import commands, records, studies, sweep
+from deepmemory.lab import commands, records, studies
 from deepmemory.lab.data.fetching import fetch
 from deepmemory.lab.progress import PlainLines
 from deepmemory.lab.records import hold_lock, save_checkpoint
@@ -52,6 +51,9 @@ def test_figures_have_the_names_they_had():
 
 
 def searches(out, names):
+    optuna = pytest.importorskip("optuna")
+    from deepmemory.lab import sweep
+
     storage = sweep.open_storage(sweep.default_storage(out))
     for name in names:
         study = optuna.create_study(storage=storage, study_name=name)
@@ -163,6 +165,7 @@ def test_an_export_refuses_a_link(received, tmp_path, precious):
 
 
 def test_searches_refuse_a_database_that_is_a_link(tmp_path, precious):
+    pytest.importorskip("optuna")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "sweeps.sqlite").symlink_to(precious)
     with pytest.raises(LinkError, match=r"sweeps.sqlite is a link"):

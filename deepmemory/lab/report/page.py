@@ -132,7 +132,7 @@ def write_report(out: Path | str, to: Path | str | None = None) -> Report:
 
 def document(parts: list[str], report: Report) -> str:
     """The whole page."""
-    data = json.dumps(report.as_data()).replace("</", "<\\/")
+    data = json.dumps(report.as_data()).replace("<", r"\u003c")
     return f"""<!doctype html>
 <html lang="en">
 <head>
