@@ -475,16 +475,17 @@ def check_study(study: Study, sessions: Container[int]) -> None:
     def epochs(*values: Any) -> bool:
         return all(value is None or (type(value) is int and value > 0) for value in values)
 
-    if not (all(isinstance(name, str) for name in study.series) and numbers(*study.thresholds)):
+    if not ({"train_loss", "valid_loss"} <= set(study.series) and numbers(*study.thresholds)):
         raise ValueError(f"series and thresholds are {shown(study.series)} and {shown(study.thresholds)}")
     width = len(study.series)
+    tested = width // 3 if "test_loss" in study.series else width - 1  # after every epoch, or in the end alone
     for run in study.runs:
         if not (
             type(run.seed) is int
             and run.state in STATES
             and len(run.first_under) == len(study.thresholds)
             and epochs(*run.first_under, run.best_epoch)
-            and (run.test is None or len(run.test) in (width - 1, width // 3))
+            and (run.test is None or len(run.test) == tested)
             and numbers(run.seconds)
             and run.session in sessions
             and all(len(values) == width for values in run.curves)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from deepmemory.lab.progress import Display
-from deepmemory.lab.records import GARBAGE, Records, RecordsError, Run, check_tables
+from deepmemory.lab.records import GARBAGE, Records, Run, check_tables
 from deepmemory.lab.settings import Machine, Setting, change, check_choice
 from deepmemory.lab.studies import run_studies
 from deepmemory.lab.training import Epoch
@@ -583,16 +583,14 @@ def as_number(value: Any) -> float | str:
 
 def sweeps_in(storage: str) -> list[optuna.Study]:
     """All searches of a storage, read whole."""
+    opened = open_storage(storage)
     try:
-        opened = open_storage(storage)
         names = optuna.get_all_study_names(storage=opened)
         studies = [optuna.load_study(study_name=name, storage=opened) for name in names]
         for study in studies:
             study.get_trials(deepcopy=False)
         return studies
     except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError, AssertionError, *GARBAGE) as error:
-        if isinstance(error, RecordsError):
-            raise
         said = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"the searches in {without_password(storage)} cannot be read: {said}") from error
 
