@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import deepmemory as dm
+from deepmemory.lab.writing import put
 from deepmemory.ops.engines import NAMES
 
 Model = Callable[[Tensor], Tensor]
@@ -422,15 +423,12 @@ def bench(
 ) -> dict[str, Any]:
     """Time all of it; the JSON file is there from the start and whole after every single result."""
     result: dict[str, Any] = {"machine": machine(device), "shapes": [], "growth": []}
-    out.parent.mkdir(parents=True, exist_ok=True)
 
     def keep(to: str, row: dict[str, Any] | None = None) -> None:
         if row is not None:
             result[to].append(row)
             say(line(row))
-        unfinished = out.with_name(out.name + ".part")  # a cut while writing leaves the last whole file
-        unfinished.write_text(json.dumps(result, indent=1) + "\n")
-        unfinished.replace(out)
+        put(out, f"{json.dumps(result, indent=1)}\n".encode())  # a cut while writing leaves the last whole file
 
     keep("shapes")
     for mode in modes:

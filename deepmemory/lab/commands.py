@@ -25,6 +25,7 @@ from deepmemory.lab.settings import (
     check_choice,
 )
 from deepmemory.lab.tracking import open_tracker
+from deepmemory.lab.writing import put, without_links
 
 if TYPE_CHECKING:
     from deepmemory.lab.data.inventory import Finding
@@ -232,7 +233,7 @@ def report_sweeps(out: Path, to: Path | None, as_json: bool) -> None:
         print(f"left out: the searches in {out}; {error}", file=sys.stderr)
         return
 
-    page = search.write_page(search.sweeps_in(search.default_storage(out)), to or out / "report")
+    page = search.write_page(search.sweeps_in(search.default_storage(out)), to or without_links(out, "report"))
     print(json.dumps({"event": "sweeps", "page": str(page)}) if as_json else f"searches: {page.resolve()}")
 
 
@@ -380,7 +381,7 @@ def sweep(
     except KeyboardInterrupt:
         tell_stopped()
     rows = search.table(study)
-    page = search.write_page([study], out / "report")
+    page = search.write_page([study], without_links(out, "report"))
     if as_json:
         print(json.dumps({"event": "sweep", "name": study.study_name, "page": str(page), "trials": rows}))
     else:
@@ -404,7 +405,7 @@ def export(checkpoint: Path, format: str, run: int | None, to: Path | None, data
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which nobody needs, is missing
     model = load_model(checkpoint, run, data)
     study = (checkpoint if checkpoint.is_dir() else checkpoint.parent).resolve()
-    path = to or study.parents[1] / "export" / f"{study.name}-{model.seed}.{format}"
+    path = to or without_links(study.parents[1], "export", f"{study.name}-{model.seed}.{format}")
     inputs = exporting.save(model, path, format)
     if as_json:
         print(json.dumps({"event": "export", "path": str(path), "seed": model.seed, "inputs": list(inputs)}))
@@ -434,7 +435,7 @@ def compose(
         raise ValueError("a tune begins with --tune or with --from; give one of them")
     model = load_model(checkpoint, run, data)
     per_beat = sound.frames_per_beat(model.setting.music)
-    whole = sound.roll_of(source.read_bytes(), per_beat) if source else decoding.piece(model, tune or 0)
+    whole = sound.read_roll(source, per_beat) if source else decoding.piece(model, tune or 0)
     begun = whole[: given or None]
     roll = decoding.continue_tune(model, begun, steps, temperature, seed)
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -515,7 +516,7 @@ def inspect(checkpoint: Path, run: int | None, to: Path | None, data: Path | Non
     told = {"event": "inspect", **inspection.as_data(found)}
     if to is not None:
         told["pictures"] = [str(path) for path in inspection.draw(found, to)]
-        (to / "inspection.json").write_text(json.dumps(told) + "\n")
+        put(to / "inspection.json", f"{json.dumps(told)}\n".encode())
     if as_json:
         print(json.dumps(told))
     else:

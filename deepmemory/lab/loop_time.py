@@ -115,7 +115,10 @@ def read(out: Path | str) -> Sequence[LoopTime]:
     if not path.exists():
         return []
     try:
-        return [LoopTime(**one) for one in json.loads(path.read_text(encoding="utf-8"))["studies"]]
+        found = [LoopTime(**one) for one in json.loads(path.read_text(encoding="utf-8"))["studies"]]
+        if not all(isinstance(one.key, str) and isinstance(one.run_seconds(1), int | float) for one in found):
+            raise ValueError("a study should have a key and numbers")
+        return found
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path} cannot be read ({error}); remove it, and write it anew with dmu bench --studies"

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
-from deepmemory.lab.records import Records, RecordsError, best_weights, load_checkpoint
+from deepmemory.lab.network import weight_shapes
+from deepmemory.lab.records import Records, best_weights, check_network, load_checkpoint
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import Task, task_of
 
@@ -90,17 +92,9 @@ def assemble(
     setting: Setting, task: Task, seed: int, weights: dict[str, Tensor], engine: str = "auto", path: Path | None = None
 ) -> Model:
     """A network of the setting with these weights, which have to fit it."""
-    network = task.network(setting, engine)
-    expected = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-    given = {name: tuple(weight.shape) for name, weight in weights.items()}
-    if given != expected:
-        name = min(name for name in given | expected if given.get(name) != expected.get(name))
-        raise RecordsError(
-            f"{path or 'these weights'}: not of this model, {setting.task} with {setting.cell}: {name} is "
-            f"{given.get(name, 'missing')}, expected {expected.get(name, 'nothing of that name')}. The file is of "
-            "another study, or the data has changed since it was trained"
-        )
-    network.to(next(iter(weights.values())).dtype)
+    dtype = torch.float64 if setting.precision == "64-true" else torch.float32
+    check_network(weights, weight_shapes(setting, task), dtype, path or "what was given")
+    network = task.network(setting, engine).to(dtype)
     network.load_state_dict(weights)
     return Model(network.eval(), setting, seed, task)
 

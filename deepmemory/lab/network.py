@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -272,7 +273,13 @@ def initial_weights(setting: Setting, task: Task, seeds: list[int]) -> dict[str,
     return {name: torch.stack([weights[name].detach() for weights in drawn]) for name in drawn[0]}
 
 
+def weight_shapes(setting: Setting, task: Task) -> dict[str, tuple[int, ...]]:
+    """The shape of every trained weight; none is made, however large the setting says it is."""
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in task.network(setting).named_parameters()}
+
+
 def weight_count(setting: Setting, task: Task, output_layer: bool = True) -> int:
     """Trained weights of the network, with or without its output layer."""
-    names = dict(task.network(setting).named_parameters())
-    return sum(p.numel() for name, p in names.items() if output_layer or not name.startswith("output."))
+    shapes = weight_shapes(setting, task)
+    return sum(math.prod(s) for name, s in shapes.items() if output_layer or not name.startswith("output."))

@@ -12,6 +12,7 @@ between repeats that epoch and writes the same numbers again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -23,7 +24,7 @@ import sys
 import time
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +36,9 @@ import torch
 from torch import Tensor
 
 import deepmemory as dm
+from deepmemory.lab.data.unpacking import inflate
 from deepmemory.lab.settings import THRESHOLDS, Setting, setting_from_json
+from deepmemory.lab.writing import open_own, put, without_links
 
 SCHEMA_VERSION = 4  # older ones are read, and brought up to date when written to: each adds one of the tables below
 SCHEMA = """
@@ -94,7 +97,12 @@ CREATE TABLE IF NOT EXISTS packed_watch (
 """
 
 STATES = RUNNING, REACHED, SPENT, DIVERGED = "running", "reached", "spent", "diverged"
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2  # the first had no sha256
+
+# Of files that may come from somebody else.
+LARGEST_HEADER = 2**24  # bytes of a checkpoint's header: names, shapes and notes, with room for 100,000 runs
+LARGEST_UNPACKED = 2**27  # bytes that all packed runs may come to: fifty times the paper's; as Python's floats 1 GB
+LARGEST_VALUE = 2**26  # bytes of one text or blob in a database, and of one statement
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,7 @@ class Records:
         if not write and not path.exists():
             raise FileNotFoundError(f"no records in {self.out}: {path.name} is not there; give --out or train first")
         if write:
+            without_links(self.out, path.name)
             try:
                 self.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
@@ -150,6 +159,7 @@ class Records:
             )
         try:
             with explained(path):
+                check_tables(self.db, path)
                 self.version = version = self.db.execute("PRAGMA user_version").fetchone()[0]
                 if write and 0 <= version <= SCHEMA_VERSION:
                     self._prepare()
@@ -342,22 +352,23 @@ class Records:
         """Everything recorded, studies in the order they were begun, runs by seed."""
         with explained(self.path, GARBAGE):
             self.db.execute("BEGIN")  # one moment in time, whatever is being written
+            room = Room()
             try:
                 keys = [key for (key,) in self.db.execute("SELECT key FROM study ORDER BY id")]
-                return [study for key in keys if (study := self.study(key)) is not None]
+                return [study for key in keys if (study := self._study(key, room)) is not None]
             finally:
                 self.db.execute("COMMIT")
 
     def study(self, key: str) -> Study | None:
         """One study by the key of its settings."""
         with explained(self.path, GARBAGE):
-            return self._study(key)
+            return self._study(key, Room())
 
-    def _study(self, key: str) -> Study | None:
+    def _study(self, key: str, room: Room) -> Study | None:
         row = self.db.execute("SELECT id, settings, series, thresholds FROM study WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
-        study, settings, series, thresholds = row
+        study, settings, series, thresholds = row[0], row[1], json.loads(row[2]), json.loads(row[3])
         curves: dict[int, list[tuple[float, ...]]] = {}
         for run, blob in self.db.execute(
             'SELECT run, "values" FROM epoch JOIN run ON run.id = epoch.run WHERE study = ? ORDER BY run, epoch',
@@ -368,7 +379,7 @@ class Records:
             for run, blob in self.db.execute(
                 'SELECT run, "values" FROM packed JOIN run ON run.id = packed.run WHERE study = ?', (study,)
             ):
-                curves[run] = list(unpack_curves(blob, len(json.loads(series))))
+                curves[run] = list(unpack_curves(blob, len(series), room))
         runs = [
             Run(
                 seed,
@@ -386,11 +397,14 @@ class Records:
                 (study,),
             )
         ]
-        return Study(setting_from_json(settings), tuple(json.loads(series)), tuple(json.loads(thresholds)), tuple(runs))
+        found = Study(setting_from_json(settings), tuple(series), tuple(thresholds), tuple(runs))
+        check_study(found, {session for (session,) in self.db.execute("SELECT id FROM session")})
+        return found
 
     def watched(self, key: str) -> dict[int, dict[str, dict[int, float]]]:
         """What was watched in a study: by seed, by name, by epoch."""
         found: dict[int, dict[str, dict[int, float]]] = {}
+        room = Room()
         if self.version < 3:
             return found
         with explained(self.path, GARBAGE):
@@ -399,7 +413,7 @@ class Records:
                 "JOIN study ON study.id = run.study WHERE key = ? ORDER BY seed, epoch, name",
                 (key,),
             ):
-                of_name = found.setdefault(seed, {}).setdefault(name, {})
+                of_name = found.setdefault(seed, {}).setdefault(str(name), {})
                 of_name[int(epoch)] = math.nan if value is None else float(value)
             if self.version >= 4:
                 for seed, blob in self.db.execute(
@@ -407,24 +421,76 @@ class Records:
                     "JOIN study ON study.id = run.study WHERE key = ? ORDER BY seed",
                     (key,),
                 ):
-                    found[seed] = unpack_watch(blob)
+                    found[seed] = unpack_watch(blob, room)
         return found
 
     def sessions(self) -> dict[int, dict[str, Any]]:
         """Machine, versions and commit of every session."""
         with explained(self.path, GARBAGE):
             rows = self.db.execute("SELECT id, started, machine, git FROM session ORDER BY id")
-            return {key: {"started": started, **json.loads(machine), "git": git} for key, started, machine, git in rows}
+            found = {
+                key: {"started": started, **json.loads(machine), "git": git} for key, started, machine, git in rows
+            }
+            for session in found.values():
+                texts = all(isinstance(value, str) for name, value in session.items() if name != "git" or value)
+                if not texts or "device" not in session:
+                    raise ValueError(f"a session should say what computed, in texts, it says {shown(session)}")
+            return found
 
     # --- checkpoints and locks -------------------------------------------------------------------
 
     def checkpoint_folder(self, setting: Setting) -> Path:
         """Where the checkpoints of a study lie."""
-        return self.out / "checkpoints" / f"{setting.task}-{setting.cell}-{setting.key}"
+        return without_links(self.out, "checkpoints", f"{setting.task}-{setting.cell}-{setting.key}")
 
     def lock(self, setting: Setting, say: Callable[[str], None] = print) -> Any:
         """Hold a study for this process; waits, and says so, while another process trains it."""
-        return hold_lock(self.out / "locks" / f"{setting.task}-{setting.cell}-{setting.key}.lock", say)
+        name = f"{setting.task}-{setting.cell}-{setting.key}.lock"
+        return hold_lock(without_links(self.out, "locks", name), say)
+
+
+def check_tables(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database with anything else than tables of values: views, triggers and the like compute, maybe for ever.
+
+    A new one has no tables yet.
+    """
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LARGEST_VALUE)
+    db.execute("PRAGMA trusted_schema=OFF")
+    for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master").fetchall():
+        if kind not in ("table", "index") or str(sql).upper().startswith("CREATE VIRTUAL"):
+            raise RecordsError(
+                f"{path} is no database of ours: {shown(name)} should be a table of values, is a "
+                f"{'virtual table' if kind == 'table' else kind}. Nothing in it was used"
+            )
+        if kind == "table" and any(column[6] for column in db.execute("SELECT * FROM pragma_table_xinfo(?)", (name,))):
+            raise RecordsError(f"{path} is no database of ours: the table {shown(name)} computes some of its columns")
+
+
+def check_study(study: Study, sessions: Container[int]) -> None:
+    """Refuse values that are none of ours: SQLite keeps any type in any column, and JSON anything at all."""
+
+    def numbers(*values: Any) -> bool:
+        return all(type(value) in (int, float) and math.isfinite(value) for value in values)
+
+    def epochs(*values: Any) -> bool:
+        return all(value is None or (type(value) is int and value > 0) for value in values)
+
+    if not ({"train_loss", "valid_loss"} <= set(study.series) and numbers(*study.thresholds)):
+        raise ValueError(f"series and thresholds are {shown(study.series)} and {shown(study.thresholds)}")
+    width = len(study.series)
+    tested = width // 3 if "test_loss" in study.series else width - 1  # after every epoch, or in the end alone
+    for run in study.runs:
+        if not (
+            type(run.seed) is int
+            and run.state in STATES
+            and len(run.first_under) == len(study.thresholds)
+            and epochs(*run.first_under, run.best_epoch)
+            and (run.test is None or len(run.test) == tested)
+            and numbers(run.seconds)
+            and run.session in sessions
+            and all(len(values) == width for values in run.curves)
+        ):
+            raise ValueError(f"what stands at seed {shown(run.seed)} of {study.setting.task} is not what a run has")
 
 
 @contextmanager
@@ -488,9 +554,22 @@ def pack_curves(curves: Sequence[Sequence[float]]) -> bytes:
     return zlib.compress(b"".join(plain[place::4] for place in range(4)), 9)
 
 
-def unpack_curves(blob: bytes, series: int) -> tuple[tuple[float, ...], ...]:
+class Room:
+    """What packed runs, however small they are packed, may come to in all."""
+
+    def __init__(self, size: int = LARGEST_UNPACKED) -> None:
+        self.left = size
+
+    def inflate(self, blob: bytes) -> bytes:
+        """What was deflated, where there is room for it."""
+        contents, _ = inflate(blob, self.left)
+        self.left -= len(contents)
+        return contents
+
+
+def unpack_curves(blob: bytes, series: int, room: Room | None = None) -> tuple[tuple[float, ...], ...]:
     """The reverse of :func:`pack_curves`."""
-    sorted_bytes = zlib.decompress(blob)
+    sorted_bytes = (room or Room()).inflate(blob)
     count = len(sorted_bytes) // 4
     plain = bytearray(len(sorted_bytes))
     for place in range(4):
@@ -504,9 +583,9 @@ def pack_watch(values: Mapping[str, Mapping[int, float]]) -> bytes:
     return zlib.compress(json.dumps(values).encode(), 9)
 
 
-def unpack_watch(blob: bytes) -> dict[str, dict[int, float]]:
+def unpack_watch(blob: bytes, room: Room | None = None) -> dict[str, dict[int, float]]:
     """The reverse of :func:`pack_watch`."""
-    found = json.loads(zlib.decompress(blob))
+    found = json.loads((room or Room()).inflate(blob))
     return {name: {int(epoch): float(value) for epoch, value in of.items()} for name, of in found.items()}
 
 
@@ -519,7 +598,7 @@ def hold_lock(path: Path, say: Callable[[str], None]) -> Iterator[None]:
         raise RuntimeError("training needs file locks of the kind Linux and macOS have; on Windows use WSL") from None
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
+    with open_own(path, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -542,28 +621,25 @@ def checkpoint_bytes(tensors: dict[str, Tensor], info: dict[str, Any], study: st
     """A checkpoint as it is written; ``study`` is the folder it belongs in."""
     from safetensors.torch import save
 
+    stored = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     noted = {"info": json.dumps(info), "format": str(CHECKPOINT_FORMAT), "study": study}
-    return save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, noted)
+    return save(stored, noted | {"sha256": checkpoint_digest(stored, noted)})
+
+
+def checkpoint_digest(tensors: Mapping[str, Tensor], noted: Mapping[str, str]) -> str:
+    """The sha256 of everything that a checkpoint says: the notes, and each tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(json.dumps(noted, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Put a file in place whole or not at all, safe from a loss of power."""
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        put(path, data, lasting=True)
     except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
         raise RecordsError(
             f"{path} cannot be written: {error.strerror or error}. The one before it is kept; when there is room, "
             "the same command goes on from there"
@@ -571,42 +647,78 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors on the CPU and what was noted beside them; runs no code from the file."""
-    from safetensors import SafetensorError, safe_open
+    """Tensors on the CPU and what was noted beside them, as they were written; runs no code from the file."""
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, framework="pt") as file:
-            noted = file.metadata() or {}
-            if (version := int(noted.get("format", 1))) > CHECKPOINT_FORMAT:
-                raise ValueError(f"its format is {version}, this version reads up to {CHECKPOINT_FORMAT}")
-            study = noted.get("study", path.parent.name)
-            if study != path.parent.name and path.parent.parent.name == "checkpoints":
-                raise ValueError(f"it belongs to the study {study}")
-            tensors, info = {name: file.get_tensor(name) for name in file.keys()}, json.loads(noted["info"])  # noqa: SIM118
+        tensors, info = read_checkpoint(path)
         check_checkpoint(tensors, info)
     except FileNotFoundError:
         raise
     except (OSError, SafetensorError, RuntimeError, *GARBAGE) as error:
-        reason = f"it notes no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
-        raise RecordsError(
-            f"{path} is not a checkpoint that can be used here: {reason}. It was not loaded. "
-            "Move it away, and its runs start again, but for those that have ended; the records stay as they are"
-        ) from error
+        raise unusable_checkpoint(path, error) from error
     return tensors, info
 
 
+def unusable_checkpoint(path: Path | str, error: Exception) -> RecordsError:
+    """What is wrong with a checkpoint, in one line, and what to do."""
+    first = next(iter(str(error).splitlines()), type(error).__name__)
+    reason = f"it notes no {first}" if isinstance(error, KeyError) else first
+    return RecordsError(
+        f"{path} is not a checkpoint that can be used here: {reason}. It was not loaded. "
+        "Move it away, and its runs start again, but for those that have ended; the records stay as they are"
+    )
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a file holds, if it is a checkpoint, of the study in whose folder it lies, and nothing in it was changed."""
+    from safetensors import safe_open
+
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > LARGEST_HEADER:
+        raise ValueError(f"its header says {header} bytes, more than the {LARGEST_HEADER} that are read")
+    with safe_open(path, framework="pt") as opened:
+        noted = dict(opened.metadata() or {})
+        if (version := noted.get("format")) != str(CHECKPOINT_FORMAT):
+            raise ValueError(f"its format is {shown(version)}, this version reads format {CHECKPOINT_FORMAT}")
+        if noted["study"] != path.parent.name and path.parent.parent.name == "checkpoints":
+            raise ValueError(f"it belongs to the study {shown(noted['study'])}")
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    if noted.pop("sha256") != checkpoint_digest(tensors, noted):
+        raise ValueError("its contents are not those that were written, by the sha256 it notes: it was changed since")
+    return tensors, json.loads(noted["info"])
+
+
+def shown(value: object) -> str:
+    """Of a value from a file, as much as an error message should hold."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+Kind = tuple[tuple[int, ...], torch.dtype]  # shape and type of a tensor
+
+
 def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-    """Whether a group of runs can be made of it: a list for each run, a row for each in the stack."""
+    """Whether a group of runs can be made of it: a list for each run, a row for each in the stack.
+
+    Every tensor has the name, shape and type that follow from those of the best weights, and no other is there: what
+    reads them, Adam among them, trusts that.
+    """
     seeds, rows, epoch = info["seeds"], info["rows"], info["epoch"]
     runs = range(len(seeds))
 
     def whole(*numbers: Any) -> bool:
-        return all(type(number) is int and number >= 0 for number in numbers)
+        return all(type(number) is int and 0 <= number < 2**63 for number in numbers)
 
     if not (seeds and whole(epoch, *seeds, *rows) and len(set(seeds)) == len(seeds)):
-        raise ValueError(f"seeds, rows and epoch should be whole numbers, are {seeds}, {rows} and {epoch}")
+        raise ValueError(
+            f"seeds, rows and epoch should be whole numbers, are {shown(seeds)}, {shown(rows)} and {shown(epoch)}"
+        )
     if not (rows and sorted(set(rows)) == rows and rows[-1] in runs):
-        raise ValueError(f"rows should name some of {len(seeds)} runs in their order, are {rows}")
+        raise ValueError(f"rows should name some of {len(seeds)} runs in their order, are {shown(rows)}")
     for name, valid in (
         ("state", lambda state: state in STATES),
         ("under", whole),
@@ -614,14 +726,46 @@ def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     ):
         values = info[name]
         if not (isinstance(values, list) and len(values) == len(seeds) and all(map(valid, values))):
-            raise ValueError(f"{name} should be a list of {len(seeds)}, is {values}")
-    for name, tensor in tensors.items():
-        kind, many = name.partition(".")[0], len(seeds) if name.startswith("best") else len(rows)
-        stacked = kind in ("weights", "best", "best_loss") or (kind == "adam" and not name.endswith(".step"))
-        if stacked and tensor.shape[:1] != (many,):
-            raise ValueError(f"{name} should have {many} rows, its shape is {tuple(tensor.shape)}")
-    if "best_loss" not in tensors:
-        raise KeyError("best_loss")
+            raise ValueError(f"{name} should be a list of {len(seeds)}, is {shown(values)}")
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    expected: dict[str, Kind] = {"best_loss": ((len(seeds),), torch.float64)}
+    for name, (shape, dtype) in found.items():
+        if name.startswith("best."):
+            if dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"{shown(name)} should be of float32 or float64, is of {dtype}")
+            own = name.removeprefix("best.")
+            stack = (len(rows), *shape[1:]), dtype
+            expected |= {name: ((len(seeds), *shape[1:]), dtype), f"weights.{own}": stack}
+            expected |= {f"adam.{own}.{kind}": stack for kind in ("exp_avg", "exp_avg_sq")}
+            expected[f"adam.{own}.step"] = (), torch.float32
+    compare_tensors(found, expected)
+
+
+def compare_tensors(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None:
+    """Raise with the first name whose tensor is not the one expected."""
+
+    def words(kind: Kind | None) -> str:
+        return "missing" if kind is None else f"{kind[0]} of {str(kind[1]).removeprefix('torch.')}"
+
+    for name in sorted({*found, *expected}):
+        if name not in expected:
+            raise ValueError(f"{shown(name)} is {words(found[name])}, nothing of that name is expected")
+        if found.get(name) != expected[name]:
+            raise ValueError(f"{shown(name)} is {words(found.get(name))}, expected {words(expected[name])}")
+
+
+def check_network(
+    weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, path: Path | str
+) -> None:
+    """Whether one run's weights, from a checkpoint at ``path``, are those of a network with these shapes."""
+    found = {name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()}
+    try:
+        compare_tensors(found, {name: (shape, dtype) for name, shape in shapes.items()})
+    except ValueError as error:
+        raise RecordsError(
+            f"{path} is not of this network: {error}. It is of another study, or the data has changed since it was "
+            "trained. It was not loaded; move it away, and its runs start again"
+        ) from None
 
 
 def best_weights(path: Path, seed: int) -> dict[str, Tensor]:

@@ -110,6 +110,13 @@ class Setting:
         for name, value in asdict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} should be a finite number, got {value}")
+        for name in ("hidden", "transition"):
+            if len(getattr(self, name)) > MOST_LAYERS:
+                raise ValueError(f"{name} should list at most {MOST_LAYERS} layers, got {len(getattr(self, name))}")
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if (max(value, default=0) if isinstance(value, tuple) else value) > most:
+                raise ValueError(f"{name} should be at most {most}, got {value}")
         for name in ("lr", "gamma", "stop_below"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} should be positive, got {getattr(self, name)}")
@@ -200,6 +207,25 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
         raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
     return value
 
+
+# What no study needs and no machine holds: a mistake, or records that somebody made to exhaust whoever reads them.
+MOST_LAYERS = 256
+MOST = {
+    "hidden": 2**16,
+    "transition": 2**16,
+    "depth": 2**10,
+    "batch": 2**20,
+    "steps": 2**24,
+    "epochs": 2**20,
+    "patience": 2**20,
+    "validation": 2**24,
+    "test": 2**24,
+    "min_length": 2**16,
+    "max_length": 2**16,
+    "window": 2**16,
+    "pairs": 2**31,
+    "limit": 2**31,
+}
 
 # Settings that mean something to some cells or tasks alone.
 OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {

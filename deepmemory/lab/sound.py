@@ -6,6 +6,7 @@ import io
 import struct
 import wave
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,11 @@ OVERTONES = (1.0, 0.5, 0.25, 0.15, 0.08, 0.05)  # how loud each multiple of a ke
 ATTACK, RELEASE = 0.006, 0.08  # seconds
 FRAMES_PER_BEAT = {"jsb-chorales": 1}  # a frame is a quarter there, and an eighth in all other music
 EIGHTHS = 2
-LONGEST = 2**17  # frames read from a file
+
+# Of a MIDI file that may come from anybody.
+LARGEST = 2**22  # bytes; a symphony has a tenth of it
+LONGEST = 2**15  # frames, more than two hours of eighths
+NUMBER_BYTES = 4  # of one variable-length number, by the standard
 
 
 class Note(NamedTuple):
@@ -81,6 +86,12 @@ def variable_length(number: int) -> bytes:
     return bytes(reversed(parts))
 
 
+def read_roll(path: Path, per_beat: int = EIGHTHS) -> Tensor:
+    """The piano-roll of a MIDI file."""
+    with open(path, "rb") as file:
+        return roll_of(file.read(LARGEST + 1), per_beat)
+
+
 def roll_of(raw: bytes, per_beat: int = EIGHTHS) -> Tensor:
     """The piano-roll (frames, 88) of a MIDI file of type 0 or 1: all tracks but drums, to the nearest frame."""
     try:
@@ -91,6 +102,8 @@ def roll_of(raw: bytes, per_beat: int = EIGHTHS) -> Tensor:
 
 def parse_midi(raw: bytes, per_beat: int) -> Tensor:
     """As :func:`roll_of`, where the file is whole."""
+    if len(raw) > LARGEST:
+        raise DataError(f"the MIDI file has more than the {LARGEST} bytes that are read")
     if raw[:4] != b"MThd":
         raise DataError(f"not a MIDI file: it starts with {raw[:4].hex(' ') or 'nothing'}")
     size, kind, tracks, division = struct.unpack_from(">IHHH", raw, 4)
@@ -112,12 +125,13 @@ def parse_midi(raw: bytes, per_beat: int) -> Tensor:
     frames = max((max(note.end, note.start + 1) for note in notes), default=0)
     if frames > LONGEST:
         raise DataError(f"the MIDI file lasts {frames} frames; up to {LONGEST} are read")
-    roll = torch.zeros(frames, KEYS, dtype=torch.uint8)
-    for key, start, end in notes:
-        roll[start : max(end, start + 1), key] = 1
-    if not roll.any():
+    if not notes:
         raise DataError("the MIDI file has no notes of a piano")
-    return roll
+    keys, starts, ends = torch.tensor(notes).unbind(1)
+    change = torch.zeros(frames + 1, KEYS, dtype=torch.int64)  # notes that begin less notes that end
+    change.index_put_((starts, keys), torch.tensor(1), accumulate=True)
+    change.index_put_((ends.clamp(min=starts + 1), keys), torch.tensor(-1), accumulate=True)
+    return (change.cumsum(0)[:-1] > 0).to(torch.uint8)
 
 
 def spans_of(track: bytes) -> Iterator[Note]:
@@ -128,11 +142,12 @@ def spans_of(track: bytes) -> Iterator[Note]:
     def number() -> int:
         nonlocal at
         value = 0
-        while True:
+        for _ in range(NUMBER_BYTES):
             at += 1
             value = value << 7 | track[at - 1] & 0x7F
             if track[at - 1] < 0x80:
                 return value
+        raise DataError(f"a number in the MIDI file is longer than {NUMBER_BYTES} bytes")
 
     while at < len(track):
         now += number()

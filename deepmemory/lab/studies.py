@@ -98,7 +98,7 @@ def run_study(
     if missing:
         session = records.open_session(str(trainer.fabric.device), machine.engine)
         for path, tensors, info in usable_checkpoints(records, setting, known, missing):
-            group = training.group_from_checkpoint(trainer, tensors, info)
+            group = training.group_from_checkpoint(trainer, tensors, info, path)
             missing = [seed for seed in missing if seed not in group.seeds]
             torch.set_num_threads(machine.threads or fitting_threads(group))
             train_group(records, study, session, trainer, group, path, observers)

@@ -13,11 +13,12 @@ import hashlib
 import json
 import math
 import re
+import sqlite3
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
 from itertools import product
@@ -25,10 +26,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from deepmemory.lab.progress import Display
-from deepmemory.lab.records import Records, Run
+from deepmemory.lab.records import GARBAGE, Records, Run, check_tables
 from deepmemory.lab.settings import Machine, Setting, change, check_choice
 from deepmemory.lab.studies import run_studies
 from deepmemory.lab.training import Epoch
+from deepmemory.lab.writing import file_name, put, without_links
 
 try:
     import optuna
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "none")
 TRIALS = 50  # where neither the user nor a grid says how many
+MOST_PANELS = 20  # of a picture, which shows no more of the settings searched than that
 ATTEMPTS = 3  # at a trial whose worker dies or fails
 HEARTBEAT, SILENCE, POLL = 10, 60, 2.0  # seconds: between signs of life; until a worker counts as dead; between looks
 
@@ -155,7 +158,7 @@ def run_sweep(
     for params in (points or [{name: v[0] for name, v in space.items() if isinstance(v, tuple)}])[:100]:
         change(base, params)  # what cannot be trained is refused before anything is
     study = open_sweep(base, space, seeds, out, sampler, pruner, storage, search_seed)
-    folder, waited = out / "sweeps" / study.study_name, False
+    folder, waited = without_links(out, "sweeps", study.study_name), False
     current = -1
 
     def objective(trial: Trial) -> float:
@@ -420,12 +423,13 @@ def open_sweep(
 
 def default_storage(out: Path | str) -> str:
     """SQLite under the output folder."""
-    return f"sqlite:///{(Path(out) / 'sweeps.sqlite').absolute()}"
+    return f"sqlite:///{without_links(Path(out), 'sweeps.sqlite').absolute()}"
 
 
 def open_storage(url: str) -> optuna.storages.RDBStorage:
     """Optuna's storage, with signs of life from every worker; made in turn where several come at once."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
+    check_storage(url)
     if url.startswith("postgresql://"):
         url = url.replace("postgresql://", "postgresql+psycopg://", 1)
     options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
@@ -445,6 +449,15 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
                 raise ValueError(f"{without_password(url)} cannot be opened: {str(error).splitlines()[0]}") from None
             time.sleep(0.2 * 2**attempt)
     raise AssertionError
+
+
+def check_storage(url: str) -> None:
+    """Refuse an SQLite file that computes when it is read or written to, before Optuna does either."""
+    path = Path(url.removeprefix("sqlite:///"))
+    if url.startswith("sqlite:///") and path.is_file():
+        opened = closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True))
+        with suppress(sqlite3.DatabaseError), opened as db:  # of a file that is no database Optuna says so
+            check_tables(db, path)
 
 
 def take_turns(storage: optuna.storages.RDBStorage) -> optuna.storages.RDBStorage:
@@ -529,7 +542,7 @@ def draw(study: optuna.Study) -> Any:
     from matplotlib.figure import Figure
 
     trials = [trial for trial in finished(study) if math.isfinite(loss_of(trial))]
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    names = list(dict.fromkeys(name for trial in trials for name in trial.params))[:MOST_PANELS]
     figure = Figure(figsize=(3.2 * (1 + len(names)), 3.2), layout="constrained")
     FigureCanvasAgg(figure)
     first, *others = figure.subplots(1, 1 + len(names), sharey=True, squeeze=False)[0]
@@ -549,7 +562,7 @@ def draw(study: optuna.Study) -> Any:
             places = [t.number if name is None else as_number(t.params[name]) for t in chosen]
             panel.plot(places, [loss_of(t) for t in chosen], linestyle="", markersize=4, **look)
         if name is not None:
-            panel.set_xlabel(name)
+            panel.set_xlabel(name, parse_math=False)
             values = [as_number(t.params[name]) for t in trials if name in t.params]
             numbers = [value for value in values if isinstance(value, float)]
             if len(numbers) == len(values) and min(numbers) > 0 and max(numbers) > 20 * min(numbers):
@@ -564,14 +577,22 @@ def as_number(value: Any) -> float | str:
     """Choices are kept as they were written; numbers among them are drawn as numbers."""
     try:
         return float(value)
-    except ValueError:
-        return str(value)
+    except (TypeError, ValueError):
+        return str(value).replace("$", r"\$")  # no formula
 
 
 def sweeps_in(storage: str) -> list[optuna.Study]:
-    """All searches of a storage."""
+    """All searches of a storage, read whole."""
     opened = open_storage(storage)
-    return [optuna.load_study(study_name=name, storage=opened) for name in optuna.get_all_study_names(storage=opened)]
+    try:
+        names = optuna.get_all_study_names(storage=opened)
+        studies = [optuna.load_study(study_name=name, storage=opened) for name in names]
+        for study in studies:
+            study.get_trials(deepcopy=False)
+        return studies
+    except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError, AssertionError, *GARBAGE) as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"the searches in {without_password(storage)} cannot be read: {said}") from error
 
 
 def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:
@@ -579,11 +600,10 @@ def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:
     from deepmemory.lab.report import figures
     from deepmemory.lab.report.page import STYLE
 
-    folder.mkdir(parents=True, exist_ok=True)
     parts = []
     for study in studies:
         picture = figures.render(draw(study), "svg")
-        (folder / f"{study.study_name}.svg").write_bytes(picture)
+        put(folder / f"{file_name(study.study_name)}.svg", picture)
         rows = table(study)
         names = list(dict.fromkeys(name for row in rows for name in row))
         heads = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -598,9 +618,9 @@ def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:
             f"<details><summary>Settings</summary><p><code>{setting}</code></p></details>"
         )
     page = folder / "sweeps.html"
-    page.write_text(
+    put(
+        page,
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Searches</title><style>{STYLE}</style>'
-        f"</head><body><h1>Searches</h1>{''.join(parts)}</body></html>\n",
-        encoding="utf-8",
+        f"</head><body><h1>Searches</h1>{''.join(parts)}</body></html>\n".encode(),
     )
     return page

@@ -9,6 +9,7 @@ from typing import Any
 
 from deepmemory.lab.settings import Setting, check_choice
 from deepmemory.lab.training import Epoch
+from deepmemory.lab.writing import without_links
 
 TRACKERS = ("none", "tensorboard", "mlflow")
 SERIES = ("train_loss", "valid_loss", "valid_accuracy")
@@ -37,7 +38,7 @@ def tensorboard(out: Path) -> Callable[[Setting, Epoch], None]:
     def track(setting: Setting, epoch: Epoch) -> None:
         if setting.key not in writers:
             name = f"{setting.task}-{setting.cell}-{setting.key}"
-            writers[setting.key] = SummaryWriter(str(out / "tensorboard" / name))
+            writers[setting.key] = SummaryWriter(str(without_links(out, "tensorboard", name)))
         for seed, values in epoch.values.items():
             for series, value in zip(SERIES, values, strict=False):
                 writers[setting.key].add_scalar(f"{series}/seed-{seed}", value, epoch.number)

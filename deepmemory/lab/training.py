@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch.func import functional_call
 import deepmemory as dm
 from deepmemory.lab import draws
 from deepmemory.lab.network import initial_weights
-from deepmemory.lab.records import DIVERGED, REACHED, RUNNING, SPENT
+from deepmemory.lab.records import DIVERGED, REACHED, RUNNING, SPENT, check_network
 from deepmemory.lab.settings import SHARED_RATE, Machine, Setting
 from deepmemory.lab.tasks import Shape, Tally, Task, task_of
 
@@ -493,13 +494,17 @@ def checkpoint_of(group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {name: getattr(group, name) for name in NUMBERS}
 
 
-def group_from_checkpoint(trainer: Trainer, tensors: dict[str, Tensor], info: dict[str, Any]) -> Group:
-    """The reverse of :func:`checkpoint_of`."""
+def group_from_checkpoint(
+    trainer: Trainer, tensors: dict[str, Tensor], info: dict[str, Any], path: Path | str = "what was handed over"
+) -> Group:
+    """The reverse of :func:`checkpoint_of`, for tensors that :func:`check_checkpoint` takes; ``path`` is for errors."""
+    check_network(
+        {name[5:]: tensor[0] for name, tensor in tensors.items() if name.startswith("best.")},
+        {name: tuple(parameter.shape) for name, parameter in trainer.network.named_parameters()},
+        trainer.dtype,
+        path,
+    )
     group = fresh_group(trainer, info["seeds"])
-    expected = {name: tuple(weight.shape[1:]) for name, weight in group.best.items()}
-    found = {name[5:]: tuple(tensor.shape[1:]) for name, tensor in tensors.items() if name.startswith("best.")}
-    if found != expected:
-        raise ValueError(f"the checkpoint is of another network: {found}, expected {expected}")
     for name in NUMBERS:
         setattr(group, name, info[name])
     group.best_loss = tensors["best_loss"].tolist()

@@ -1,6 +1,5 @@
 """What goes wrong on real machines, done for real: a clear message, an exit code, nothing lost that was recorded."""
 
-import json
 import math
 import os
 import pickle
@@ -19,12 +18,13 @@ from lab.data import making
 from lab.data.making import served
 from lab.data.test_fetching import BODY, NOTTINGHAM, Pages, serving
 from lab.stories import told
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from deepmemory.lab import cli, records, training
 from deepmemory.lab.data import DataError, files, registry
 from deepmemory.lab.data.fetching import fetch
-from deepmemory.lab.records import Records, RecordsError, load_checkpoint
+from deepmemory.lab.records import Records, RecordsError, load_checkpoint, save_checkpoint
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"}
@@ -196,9 +196,11 @@ class Payload:
 
 
 def other_version(path, out):
-    tensors = load_file(path)
-    info = json.dumps(load_checkpoint(path)[1])
-    save_file(tensors, path, {"info": info, "format": "99", "study": path.parent.name})
+    before = load_checkpoint(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "CHECKPOINT_FORMAT", 99)
+        written = records.checkpoint_bytes(*before, path.parent.name)
+    path.write_bytes(written)
 
 
 def other_study(path, out):
@@ -212,10 +214,16 @@ def dmu_quietly(*arguments):
     return CliRunner().invoke(cli.app, [str(argument) for argument in arguments]).exit_code
 
 
+def notes_of(path):
+    """All but the digest."""
+    with safe_open(path, framework="pt") as file:
+        return {name: text for name, text in file.metadata().items() if name != "sha256"}
+
+
 def noted(**changes):
     def damage(path, out):
         tensors, info = load_checkpoint(path)
-        save_file(tensors, path, {"info": json.dumps(info | changes)})
+        save_checkpoint(path, tensors, info | changes)
 
     return damage
 
@@ -226,11 +234,12 @@ DAMAGES = {
     "cut": (lambda path, out: path.write_bytes(path.read_bytes()[:-9]), "not a checkpoint that can be used"),
     "empty": (lambda path, out: path.write_bytes(b""), "not a checkpoint that can be used"),
     "a folder": (lambda path, out: (path.unlink(), path.mkdir()), "not a checkpoint that can be used"),
-    "version": (other_version, "its format is 99, this version reads up to 1"),
-    "study": (other_study, "it belongs to the study adding-dmu-"),
+    "version": (other_version, "its format is '99', this version reads format 2"),
+    "study": (other_study, "it belongs to the study 'adding-dmu-"),
     "rows": (noted(rows=[0, 1, 2]), "rows should name some of 2 runs"),
     "states": (noted(state=["fine", "fine"]), "state should be a list of 2"),
-    "no note": (lambda path, out: save_file(load_file(path), path), "it notes no 'info'"),
+    "no note": (lambda path, out: save_file(load_file(path), path), "its format is None"),
+    "no digest": (lambda path, out: save_file(load_file(path), path, notes_of(path)), "it notes no 'sha256'"),
 }
 
 

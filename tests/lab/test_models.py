@@ -95,11 +95,12 @@ def test_no_checkpoint_and_one_of_another_model_are_refused(adding, tmp_path):
     with pytest.raises(RecordsError, match="not a checkpoint"):
         load_model(strange)
     tensors, info = load_checkpoint(adding)
-    tensors["best.output.weight"] = torch.zeros(3, 1, 9)
+    for name in ("best.{}", "weights.{}", "adam.{}.exp_avg", "adam.{}.exp_avg_sq"):
+        tensors[name.format("output.weight")] = torch.zeros(3, 1, 9)
     altered = tmp_path / "checkpoints" / adding.parent.name / adding.name
     save_checkpoint(altered, tensors, info)
     shutil.copy(adding.parents[2] / "records.sqlite", tmp_path)
-    with pytest.raises(RecordsError, match=r"output.weight is \(1, 9\), expected \(1, 5\)"):
+    with pytest.raises(RecordsError, match=r"'output.weight' is \(1, 9\) of float32, expected \(1, 5\) of float32"):
         load_model(altered)
 
 
@@ -109,7 +110,7 @@ def test_words_that_changed_since_the_training_are_noticed(tmp_path):
     task = made(setting)
     assert isinstance(assemble(setting, task, seed, weights).task, Translation)
     task.input_size += 1
-    with pytest.raises(RecordsError, match=r"read.weight is .* or the data has changed"):
+    with pytest.raises(RecordsError, match=r"'read.weight' is .* or the data has changed"):
         assemble(setting, task, seed, weights)
 
 

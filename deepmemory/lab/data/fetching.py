@@ -14,6 +14,7 @@ from deepmemory.lab.data.errors import DataError
 from deepmemory.lab.data.inventory import Finding
 from deepmemory.lab.data.registry import Dataset, File
 from deepmemory.lab.data.unpacking import zip_member
+from deepmemory.lab.writing import open_own, put, without_links
 
 CHUNK = 2**16  # bytes asked for at a time
 TIMEOUT = 30  # seconds without a byte
@@ -33,13 +34,12 @@ def fetch(file: File, folder: Path, progress: Progress = lambda done, total: Non
 
     path = folder / file.path
     path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(f".{path.name}.lock")):  # another process may fetch the same file
+    with FileLock(without_links(path.parent, f".{path.name}.lock")):  # another process may fetch the same file
         expected = file.sha256 or files.recorded_digest(file, path)
         if not (path.is_file() and expected and files.digest_of(path) == expected):
             _retrieve(file, path, expected, progress)
         if file.sha256 is None and expected is None:
-            record = files.record_path(path)
-            record.write_text(f"{files.digest_of(path)}  {path.name}\n")
+            put(files.record_path(path), f"{files.digest_of(path)}  {path.name}\n".encode())
     return path
 
 
@@ -114,12 +114,12 @@ class Download:
         """Download to the part and, once that is whole, move it to where pooch checks it."""
         from pooch import HTTPDownloader
 
-        if self.file.sha256 is None:
+        if self.file.sha256 is None or self.part.is_symlink():
             self.part.unlink(missing_ok=True)  # nothing would tell if the two halves were of two releases
         self.start = self.part.stat().st_size if self.part.is_file() else 0
         self.resumed = self.start > 0
         try:
-            with open(self.part, "ab") as self.stream:
+            with open_own(self.part, "ab") as self.stream:
                 if self.start < self.limit:
                     headers = {"User-Agent": "deepmemory", "Accept-Encoding": "identity"}  # a range of the file itself
                     if self.start:

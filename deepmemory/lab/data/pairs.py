@@ -21,7 +21,12 @@ START, END = 0, 1  # numbers of the words that open and close every sentence
 SPECIAL = ("<start>", "<end>")
 PUNCTUATION = frozenset("?.!,¿")  # words of their own; every other sign becomes white space, ¡ too
 LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-LARGEST = 2**26  # numbers in one padded tensor
+
+# Of a text that may be any file; the largest release so far, German of 2018, is a third of these at most.
+MOST_LINES = 2**19
+LONGEST_LINE = 2**12  # characters
+MOST_WORDS, MOST_KINDS = 2**22, 2**18  # of one language: all of them, and different ones
+LARGEST = 2**25  # numbers in one padded tensor, which takes 256 MB
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ def parse_pairs(raw: bytes, language: str, limit: int | None = None) -> Pairs:
     """Lines of English, a tab, the other language, and maybe another tab and what is ignored."""
     if limit is not None and limit < 1:
         raise ValueError(f"the number of pairs should be at least 1, got {limit}")
+    if raw.count(b"\n") > MOST_LINES:
+        raise DataError(f"the {language} pairs have more than the {MOST_LINES} lines that are read")
     try:
         lines = raw.decode("utf-8").removesuffix("\n").split("\n", -1 if limit is None else limit)[:limit]
     except UnicodeDecodeError as error:
@@ -62,13 +69,30 @@ def parse_pairs(raw: bytes, language: str, limit: int | None = None) -> Pairs:
         raise DataError(f"{limit} pairs were asked for, the {language} file has {len(lines)}")
     english, foreign = [], []
     for number, line in enumerate(lines, 1):
+        if len(line) > LONGEST_LINE:
+            raise DataError(f"line {number} of the {language} pairs is longer than {LONGEST_LINE} characters")
         columns = line.split("\t", 2)
         if len(columns) < 2:
             raise DataError(f"line {number} of the {language} pairs has no tab between two sentences")
-        english.append(split_words(columns[0]))
-        foreign.append(split_words(columns[1]))
+        english.append(columns[0])
+        foreign.append(columns[1])
     digest = hashlib.sha256(raw).hexdigest()
-    return Pairs(language, as_sentences(foreign), as_sentences(english), digest)
+    return Pairs(language, as_sentences(split_all(foreign)), as_sentences(split_all(english)), digest)
+
+
+def split_all(sentences: list[str]) -> list[list[str]]:
+    """The words of each sentence; words that are the same share their memory."""
+    known: dict[str, str] = {}
+    found, count = [], 0
+    for sentence in sentences:
+        found.append([known.setdefault(word, word) for word in split_words(sentence)])
+        count += len(found[-1])
+        if count > MOST_WORDS or len(known) > MOST_KINDS:
+            raise DataError(
+                f"more than {MOST_WORDS} words, or {MOST_KINDS} different ones, in one language: not the kind of text "
+                "expected here"
+            )
+    return found
 
 
 def as_sentences(sentences: list[list[str]]) -> Sentences:

@@ -43,6 +43,6 @@ def newest(task: str, out: Path) -> list[Path]:
     """Folders with checkpoints of a task, the newest first."""
     files = out.glob(f"checkpoints/{task}-*/*.safetensors")
     written: dict[Path, float] = {}
-    for file in files:
+    for file in filter(Path.is_file, files):
         written[file.parent] = max(file.stat().st_mtime, written.get(file.parent, 0))
     return sorted(written, key=lambda folder: written[folder], reverse=True)

@@ -1,6 +1,7 @@
 """Pieces of a page that is written once and shown twice: as Markdown in the repository, as HTML in a browser.
 
-Texts may hold ``code`` between backticks and **bold** between asterisks, as Markdown has them.
+Texts may hold ``code`` between backticks and **bold** between asterisks, as Markdown has them. Some of them come from
+records, which may come from anybody, so nothing else that Markdown or HTML would act on gets through.
 """
 
 from __future__ import annotations
@@ -83,15 +84,15 @@ def markdown_of(block: Block) -> str:
     """One piece."""
     match block:
         case Heading(text, level):
-            return f"{'#' * level} {text}"
+            return f"{'#' * level} {escaped(text)}"
         case Text(text):
-            return text
+            return escaped(text)
         case Items(texts):
-            return "\n".join(f"- {text}" for text in texts)
+            return "\n".join(f"- {escaped(text)}" for text in texts)
         case Commands(lines):
             return "\n".join(["```sh", *lines, "```"])
         case Image(name, alt):
-            return f"![{alt}](figures/{name}.svg)"
+            return f"![{escaped(alt)}](figures/{name}.svg)"
         case Table(heads, rows, left):
             return table(heads, rows, left)
 
@@ -99,7 +100,17 @@ def markdown_of(block: Block) -> str:
 def table(heads: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> str:
     """Rows of text; the first ``left`` columns to the left, numbers to the right."""
     rule = ["---" if place < left else "---:" for place in range(len(heads))]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [list(heads), rule, *map(list, body)])
+    lines = [[escaped(text).replace("|", r"\|") for text in line] for line in (heads, *body)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
+
+
+def escaped(text: str) -> str:
+    """One line of Markdown without HTML, links and pictures of its own.
+
+    >>> escaped("**1 < 2**\\n![x](http://y)")
+    '**1 &lt; 2** ![x]&#40;http://y)'
+    """
+    return " ".join(text.splitlines()).replace("<", "&lt;").replace("](", "]&#40;")
 
 
 def to_html(blocks: Sequence[Block], drawn: Mapping[str, bytes]) -> str:

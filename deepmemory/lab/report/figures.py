@@ -15,6 +15,7 @@ from deepmemory.lab.report import scores
 from deepmemory.lab.report.tables import TITLES, Picture, counts_by_epoch, longest
 from deepmemory.lab.settings import THRESHOLDS
 from deepmemory.lab.tasks import task_of
+from deepmemory.lab.writing import put
 
 # Okabe and Ito's colours, told apart by colour-blind readers; dashes and markers tell them apart in black and white.
 STYLES: dict[str, dict[str, Any]] = {
@@ -201,10 +202,9 @@ def curve(one: scores.Trained, series: str) -> tuple[list[int], list[float], lis
 
 def save(figure: Any, folder: Path, name: str) -> dict[str, Path]:
     """As SVG, PNG and PDF; the same records give the same files."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = {kind: folder / f"{name}.{kind}" for kind in FORMATS}
     for kind, path in paths.items():
-        path.write_bytes(render(figure, kind))
+        put(path, render(figure, kind))
     return paths
 
 

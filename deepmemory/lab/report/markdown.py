@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from deepmemory.lab import paper
-from deepmemory.lab.report.blocks import table
+from deepmemory.lab.report.blocks import escaped, table
 from deepmemory.lab.report.tables import (
     TITLES,
     Comparison,
@@ -52,7 +52,7 @@ def document(found: Sequence[Picture], computed_on: Sequence[str], command: str)
         "\n".join(f"- {text}" for text in rules_in_words()),
         "## Where the numbers come from",
         f"Training took {minutes(found)}, all studies together:",
-        "\n".join(f"- {text}" for text in computed_on),
+        "\n".join(f"- {escaped(text)}" for text in computed_on),
         "One epoch is 200 steps of 32 fresh sequences, as in the authors' published code; the paper's table says “seq. "
         "per epoch 200”. Validation takes 1,000 fixed sequences, the test 10,000, with each run's best weights.",
         "\n".join(["```sh", "dmu paper", *(reading.command for reading in paper.READINGS), command, "```"]),
@@ -97,7 +97,7 @@ def task_part(picture: Picture, level: str = "##") -> list[str]:
     """One task, or one variant of it: figure, counts, claims."""
     warning = shortfall(picture)
     return [
-        f"{level} {picture.title}",
+        f"{level} {escaped(picture.title)}",
         f"![Runs under each threshold of the validation loss by epoch](figures/{picture.name}.svg)",
         *([warning] if warning else []),
         "Runs that got under each threshold, and the median epoch at which they did. Test figures are medians.",

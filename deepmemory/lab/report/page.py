@@ -34,6 +34,7 @@ from deepmemory.lab.report.tables import (
     verdicts,
 )
 from deepmemory.lab.settings import THRESHOLDS, threshold_label
+from deepmemory.lab.writing import put, without_links
 
 STYLE = """
 :root { color-scheme: light; }
@@ -98,13 +99,12 @@ def write_report(out: Path | str, to: Path | str | None = None) -> Report:
     drawn, told, seen = pictures(studies), accounts(studies), watched.scenes(studies, numbers)
     if not drawn and not told:
         raise ValueError(f"{out} has no finished epoch to report; train first: dmu paper adding")
-    folder = Path(to) if to is not None else Path(out) / "report"
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(to) if to is not None else without_links(Path(out), "report")
     command = shlex.join(["dmu", "report", "--out", str(out), *(["--to", str(to)] if to is not None else [])])
     made = {picture.name: figures.draw(picture) for picture in drawn}
     made |= {name: figures.draw_curves(panels) for one in told for name, panels in one.curves().items()}
     made |= {scene.name: watched.draw(scene) for scene in seen}
-    files = {name: figures.save(figure, folder / "figures", name) for name, figure in made.items()}
+    files = {name: figures.save(figure, without_links(folder, "figures"), name) for name, figure in made.items()}
     svg = {name: paths["svg"].read_bytes() for name, paths in files.items()}
 
     parts, pages = [], []
@@ -112,27 +112,27 @@ def write_report(out: Path | str, to: Path | str | None = None) -> Report:
         computed_on = machines([study for picture in drawn for study in picture.studies.values()], sessions)
         parts.append(synthetic_part(drawn, computed_on, svg))
         pages.append(folder / "synthetic.md")
-        pages[-1].write_text(markdown.document(drawn, computed_on, command), encoding="utf-8")
+        put(pages[-1], markdown.document(drawn, computed_on, command).encode())
     if told:
         content = real.document(told, sessions, command, {one.key: one for one in loop_time.read(out)})
         parts.append(f'<h1 id="real">{real.TITLE}</h1>\n{blocks.to_html(content, svg)}')
         pages.append(folder / "real.md")
-        pages[-1].write_text(blocks.to_markdown([blocks.Heading(real.TITLE, 1), *content]), encoding="utf-8")
+        put(pages[-1], blocks.to_markdown([blocks.Heading(real.TITLE, 1), *content]).encode())
     if seen:
         content = watched.document(seen, sessions, command)
         parts.append(f'<h1 id="gradients">{watched.TITLE}</h1>\n{blocks.to_html(content, svg)}')
         pages.append(folder / "gradients.md")
-        pages[-1].write_text(watched.page(seen, sessions, command), encoding="utf-8")
+        put(pages[-1], watched.page(seen, sessions, command).encode())
     report = Report(
         folder / "index.html", pages[0], [path for paths in files.values() for path in paths.values()], [*drawn, *told]
     )
-    report.page.write_text(document(parts, report), encoding="utf-8")
+    put(report.page, document(parts, report).encode())
     return report
 
 
 def document(parts: list[str], report: Report) -> str:
     """The whole page."""
-    data = json.dumps(report.as_data()).replace("</", "<\\/")
+    data = json.dumps(report.as_data()).replace("<", r"\u003c")
     return f"""<!doctype html>
 <html lang="en">
 <head>

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from deepmemory.lab import paper
 from deepmemory.lab.paper import Reading, Result, Spread
 from deepmemory.lab.records import DIVERGED, REACHED, Run, Study
-from deepmemory.lab.report.tables import file_name
+from deepmemory.lab.report.tables import figure_name
 from deepmemory.lab.settings import LANGUAGES, PIXELS, REAL, Setting
 
 TITLES = {
@@ -105,7 +105,7 @@ class Trained:
         name = "-".join(filter(None, (self.place.task, self.place.part)))
         if not self.apart:
             return name
-        return file_name(name, self.changes) if reading_of(self) else f"{name}-other"
+        return figure_name(name, self.changes) if reading_of(self) else f"{name}-other"
 
     @property
     def panel(self) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,6 +12,7 @@ from deepmemory.lab import paper
 from deepmemory.lab.paper import Claim, Reading
 from deepmemory.lab.records import DIVERGED, RUNNING, Run, Study
 from deepmemory.lab.settings import CELLS, OWNERS, SYNTHETIC, TASKS, THRESHOLDS, threshold_label
+from deepmemory.lab.writing import file_name
 
 SIMILAR = 0.15  # shares of runs that differ by no more are called similar
 ABOUT_HALF = (0.3, 0.7)
@@ -28,7 +30,7 @@ class Picture:
     @property
     def name(self) -> str:
         """For files."""
-        return file_name(self.task, self.variant)
+        return figure_name(self.task, self.variant)
 
     @property
     def changes(self) -> str:
@@ -66,14 +68,14 @@ class Verdict:
     agrees: bool | None  # None where a cell is missing or the claim cannot be decided
 
 
-def file_name(name: str, changes: Sequence[tuple[str, object]]) -> str:
-    """Of a figure with these changes to the paper's settings.
+def figure_name(name: str, changes: Sequence[tuple[str, object]]) -> str:
+    """Of a figure's files, with these changes to the paper's settings.
 
-    >>> file_name("adding", [("module_rate", "0.001"), ("hidden", (7,))])
+    >>> figure_name("adding", [("module_rate", "0.001"), ("hidden", (7,))])
     'adding-module_rate-0.001-hidden-_7__'
     """
     changed = "".join(f"-{name}-{value}" for name, value in changes)
-    return name + "".join(c if c.isalnum() or c in "-._" else "_" for c in changed)
+    return file_name(name + re.sub("[(), +]", "_", changed))
 
 
 def pictures(studies: Sequence[Study]) -> list[Picture]:

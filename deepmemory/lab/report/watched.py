@@ -123,7 +123,7 @@ class Scene:
     @property
     def name(self) -> str:
         """For files."""
-        return tables.file_name(f"gradients-{self.task}", self.changes)
+        return tables.figure_name(f"gradients-{self.task}", self.changes)
 
     @property
     def title(self) -> str:

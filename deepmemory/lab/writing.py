@@ -1,0 +1,85 @@
+"""Writes into folders that may have come from somebody else: a name is data, never a path, and no link is followed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-._")  # no capitals: some file systems take A and a for one
+LONGEST = 120  # characters of a name; file systems take 255 bytes, and dots and endings come on top
+
+
+class LinkError(ValueError):
+    """A link where the lab would write: it may lead anywhere."""
+
+
+def file_name(text: str) -> str:
+    """A file's name for any text: plain names stay as they are, and two texts never share one.
+
+    >>> file_name("adding-dmu-0123456789ab")
+    'adding-dmu-0123456789ab'
+    >>> file_name("../../x")
+    '_.._x~9cdf6a50100a862e14286c7a334296da'
+    """
+    kept = "".join(c if c in PLAIN else "_" for c in text[: LONGEST + 1])
+    if kept == text and len(text) <= LONGEST and text and not text.startswith("."):
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    return f"{kept[: LONGEST - 33].lstrip('.')}~{digest}"  # no plain name has a ~
+
+
+def without_links(root: Path, *names: str) -> Path:
+    """The path under a folder, none of whose steps below the folder itself is a link."""
+    path = root
+    for name in names:
+        path = path / name
+        if path.is_symlink():
+            raise LinkError(
+                f"{path} is a link, and what is written there would land elsewhere; replace it by a folder or file "
+                f"of its own, or choose another folder than {root}"
+            )
+    return path
+
+
+def put(path: Path, data: bytes, lasting: bool = False) -> None:
+    """Put a file in place whole or not at all; a link of that name is replaced, not followed.
+
+    ``lasting`` waits until the file would survive a loss of power.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial.unlink(missing_ok=True)
+    try:
+        with open(partial, "xb") as file:  # never through a link
+            file.write(data)
+            if lasting:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+    if lasting:
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def open_own(path: Path, mode: str) -> IO[Any]:
+    """Open a file that stays in place, such as a lock; one that another name leads to is refused."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    without_links(path.parent, path.name)
+    file = open(path, mode, opener=opener)  # noqa: SIM115 (the caller closes it)
+    if os.fstat(file.fileno()).st_nlink > 1:
+        file.close()
+        raise LinkError(f"{path} is a second name of another file, which would be written to; remove it")
+    return file
