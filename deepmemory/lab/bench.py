@@ -55,10 +55,19 @@ SHAPES = {
         Shape("mnist", 1, (), 128, 128, 784),
         Shape("mt-2", 650, (340,), 200, 32, 16),
         Shape("large", 512, (1024,), 512, 64, 512),
+        Shape("wide", 768, (), 768, 16, 1024),
+        Shape("rl", 256, (256,), 256, 1024, 16),
+        Shape("rl-step", 256, (256,), 256, 256, 1),
+        Shape("forecast", 16, (128,), 128, 256, 168),
+        Shape("stream", 40, (64,), 64, 8, 4096),
+        Shape("odd", 37, (93, 51), 77, 19, 211),
+        Shape("deep-30", 32, (64,) * 29, 64, 64, 64),
+        Shape("deep-wide", 830, (830,) * 9, 830, 20, 35),
+        Shape("deep-1000", 1000, (1000,) * 9, 1000, 64, 70),
     )
 }
 CPU_SHAPES = ("adding", "adding-51", "music-2", "mnist-64", "music-10")
-GPU_SHAPES = ("adding", "adding-51", "ptb-1", "ptb-2", "ptb-5", "ptb-10", "mnist", "mt-2", "large")
+GPU_SHAPES = tuple(name for name in SHAPES if name not in ("music-2", "music-10", "mnist-64"))
 
 # One size grows at a time from this shape.
 GROWTH_FROM = Shape("growth", 64, (128,), 128, 32, 128)
@@ -313,8 +322,7 @@ def contestants(
     for cell in cells:
         for engine, status in dm.engines().items():
             other_device = engine != "plain" and (engine == "cpu") != (device == "cpu")
-            other_precision = engine == "nvrtc" and mode == "bfloat16"
-            if engine not in engines or not status.available or other_device or other_precision:
+            if engine not in engines or not status.available or other_device:
                 continue
             if engine == "plain" and not (slow and cell == "DMU"):
                 continue
@@ -465,7 +473,8 @@ def chosen(rows: dict[str, dict[str, Any]], cell: str = "DMU") -> dict[str, Any]
 def described(shape: dict[str, Any]) -> str:
     """A shape in a few words: input, hidden widths of the transition, state; batch, steps, runs."""
     hidden = shape["transition"]
-    widths = f"{len(hidden)}x[{hidden[0]}]" if len(hidden) > 1 else f"[{', '.join(map(str, hidden))}]"
+    alike = len(hidden) > 1 and len(set(hidden)) == 1
+    widths = f"{len(hidden)}x[{hidden[0]}]" if alike else f"[{', '.join(map(str, hidden))}]"
     text = f"{shape['input_size']} {widths} {shape['hidden_size']}, B {shape['batch']}, T {shape['steps']}"
     return text + (f", {shape['runs']} runs" if shape["runs"] > 1 else "")
 

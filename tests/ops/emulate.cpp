@@ -31,6 +31,7 @@ inline int block_x() { return my_x; }
 inline int block_y() { return my_y; }
 inline float power_of_two(float x) { return std::exp2(x); }
 inline float reciprocal(float x) { return 1.f / x; }
+inline float coarse_tanh(float x) { return std::tanh(x); }
 template <class To, class From> To same_bits(From from) {
     To to;
     static_assert(sizeof to == sizeof from);

@@ -15,6 +15,15 @@ DEVICE int block_x() { return blockIdx.x; }
 DEVICE int block_y() { return blockIdx.y; }
 DEVICE float power_of_two(float x) { float y; asm("ex2.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float reciprocal(float x) { float y; asm("rcp.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float coarse_tanh(float x) {  // 11 bits
+#if __CUDA_ARCH__ >= 750
+    float y;
+    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return tanhf(x);
+#endif
+}
 DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(unsigned bits) { return __uint_as_float(bits); }
 DEVICE void block_barrier() { __syncthreads(); }
