@@ -8,6 +8,7 @@ taken through the plain engine.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -16,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from deepmemory.ops import engines, plain
+from deepmemory.ops import engines, gate, plain
 from deepmemory.ops.recurrence import Recurrence
 
 State = tuple[Tensor, ...]
@@ -85,6 +86,7 @@ def scan_op(
 ) -> list[Tensor]:
     """y, final states, trace."""
     rec = Recurrence(cell, activation, bias, reverse)
+    engines.check(engine, rec, x, list(weights))
     return run_forward(rec, engine, recompute, save, x, state, weights, lengths)
 
 
@@ -105,12 +107,10 @@ def _(
     y = x.new_empty(*x.shape[:-1], state[0].shape[-1])
     shape: tuple[int, ...] = (0,)
     if save:
-        if recompute:
-            shape = (RECOMPUTED_PIECES, sum(s.numel() for s in state))
-        else:
-            # Sizes of weights are constants of a model; time and batch may be symbols.
-            fixed = [torch.empty([int(n) for n in w.shape], device="meta") for w in weights]
-            shape = engines.FUSED[engine].trace_shape(Recurrence(cell, activation, bias, reverse), x, fixed)
+        # Sizes of weights are constants of a model; time and batch may be symbols.
+        fixed = [torch.empty([int(n) for n in w.shape], device="meta") for w in weights]
+        shape_of_trace = _shape_of_starts if recompute else engines.FUSED[engine].trace_shape
+        shape = shape_of_trace(Recurrence(cell, activation, bias, reverse), x, fixed)
     return [y, *(_contiguous_like(s) for s in state), x.new_empty(shape)]
 
 
@@ -134,6 +134,13 @@ def scan_backward_op(
 ) -> list[Tensor]:
     """Gradients of x, states and weights; an empty tensor where nobody asks."""
     rec = Recurrence(cell, activation, bias, reverse)
+    engines.check(engine, rec, x, list(weights))
+    asked = 1 + len(state) + len(weights)
+    if len(needs) != asked or (y is None) != recompute:
+        raise RuntimeError(
+            f"{cell.upper()}: expected y unless recompute is set, and {asked} entries of needs; got "
+            f"{'no y' if y is None else 'y'} with recompute={recompute}, and {len(needs)} entries"
+        )
     grads = run_backward(rec, engine, recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, list(needs))
     return [x.new_empty(0) if g is None else _on_its_own(g) for g in grads]
 
@@ -439,7 +446,8 @@ def run_forward(
     lengths: Tensor | None,
 ) -> list[Tensor]:
     """y, final states and trace. With ``recompute`` the trace is the state at the start of every piece."""
-    run, state, weights = engines.FUSED[engine], list(state), list(weights)
+    run = engines.FUSED[engine]
+    x, state, weights, lengths = gate.forward(rec, x, state, weights, lengths)
     if not (recompute and save):
         y, final, trace = run.forward(rec, x, state, weights, lengths, save)
         return [y, *final, trace]
@@ -470,7 +478,11 @@ def run_backward(
     needs: list[bool],
 ) -> list[Tensor | None]:
     """Gradients of x, states and weights."""
-    run, state, weights = engines.FUSED[engine], list(state), list(weights)
+    run = engines.FUSED[engine]
+    shape_of_trace = _shape_of_starts if recompute else run.trace_shape
+    grad_y, grad_final, x, state, weights, lengths, y, trace = gate.backward(
+        rec, shape_of_trace, grad_y, grad_final, x, state, weights, lengths, y, trace
+    )
     if recompute:
         return _backward_in_pieces(rec, run, grad_y, grad_final, x, state, weights, lengths, trace, needs)
     return run.backward(rec, grad_y, grad_final, x, state, weights, lengths, cast(Tensor, y), trace, needs)
@@ -515,6 +527,12 @@ def _backward_in_pieces(
         of_x.reverse()
     asked = (g if needed else None for g, needed in zip(grad_state, needs[1:first], strict=True))
     return [torch.cat(of_x, -3) if needs[0] else None, *asked, *of_weights]
+
+
+def _shape_of_starts(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
+    """Shape of the trace with ``recompute``: the states at the start of every piece, flattened."""
+    *runs, _, batch, _ = x.shape
+    return RECOMPUTED_PIECES, rec.states * math.prod(runs) * batch * weights[1].shape[-1]
 
 
 def _pieces(steps: int, reverse: bool) -> list[tuple[int, int]]:
