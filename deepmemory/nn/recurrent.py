@@ -286,7 +286,8 @@ class Recurrent(nn.Module):
         if lengths is None:
             return None
         name, (steps, batch) = type(self).__name__, x.shape[:2]
-        lengths = torch.as_tensor(lengths)
+        if not isinstance(lengths, Tensor):  # a tensor would become a constant in torch.jit.trace
+            lengths = torch.as_tensor(lengths)
         if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype is torch.bool:
             raise TypeError(f"{name}: lengths should be integers, got {lengths.dtype}")
         if lengths.dim() == 0 and batch == 1:

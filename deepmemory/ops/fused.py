@@ -38,8 +38,8 @@ def scan(
     """Run a layer on a fused engine, by the cheapest way that keeps track of what is being asked."""
     tensors = (x, *state, *weights)
     transformed = in_functorch()
-    # A tensor under vmap does not tell whether it requires a gradient.
-    save = torch.is_grad_enabled() and (transformed or any(t.requires_grad for t in tensors))
+    # A tensor under vmap does not tell whether it requires a gradient; a TorchScript graph is for calls of either kind.
+    save = torch.is_grad_enabled() and (transformed or any(t.requires_grad for t in tensors)) and not in_jit_trace()
     out: Sequence[Tensor]
     if transformed and save and not torch.compiler.is_compiling():
         out = Scan.apply(rec, engine, recompute, lengths, *tensors)
@@ -53,8 +53,14 @@ def scan(
 
 
 def seen_by_others(tensors: Sequence[Tensor]) -> bool:
-    """Whether a tensor subclass or a mode wants to see operators."""
-    return not all(type(t) in ORDINARY for t in tensors) or torch._C._len_torch_dispatch_stack() > 0
+    """Whether a tensor subclass, a mode or a tracer wants to see operators."""
+    ordinary = all(type(t) in ORDINARY for t in tensors)
+    return not ordinary or torch._C._len_torch_dispatch_stack() > 0 or in_jit_trace()
+
+
+def in_jit_trace() -> bool:
+    """Whether ``torch.jit.trace`` is recording."""
+    return torch._C._get_tracing_state() is not None
 
 
 def in_functorch() -> bool:

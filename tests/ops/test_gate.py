@@ -3,6 +3,8 @@
 Engines read addresses, so what torch's own operators refuse or resolve has to be refused or resolved before them.
 """
 
+import io
+
 import pytest
 import torch
 from layers import LAYERS, OWN, randomise, tensors
@@ -332,3 +334,39 @@ class TestNegativeViews:
             product = torch.complex(torch.zeros_like(y), y).conj() * torch.complex(y.detach(), y.detach())
             results.append([*given, *torch.autograd.grad(product.real.sum(), leaves)])
         close(*results)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")  # as for nn.GRU
+class TestTraced:
+    class Padded(nn.Module):
+        """For torch.jit.trace, which does not know arguments by keyword alone."""
+
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor, lengths: Tensor):
+            return self.layer(x, lengths=lengths)
+
+    @pytest.mark.parametrize("with_gradients", [False, True])
+    def test_for_any_length_and_batch(self, name, engine, with_gradients):
+        layer = make(name, engine, num_layers=2, bidirectional=True)
+        with torch.set_grad_enabled(with_gradients):
+            traced = torch.jit.trace(layer, (draw(engine, 6, 4, 3),))
+        for steps, batch in ((6, 4), (9, 2), (3, 5)):
+            x = draw(engine, steps, batch, 3)
+            given, expected = traced(x), layer(x)
+            close(given, expected)
+            leaves = list(layer.parameters())
+            close(*(grads_of([y, *tensors(state)], leaves) for y, state in (given, expected)))
+
+    def test_with_lengths_and_saved(self, engine):
+        layer = make("DMU", engine, batch_first=True, recompute=True)
+        traced = torch.jit.trace(self.Padded(layer), (draw(engine, 4, 6, 3), torch.tensor([6, 0, 2, 5])))
+        file = io.BytesIO()
+        torch.jit.save(traced, file)
+        file.seek(0)
+        x, lengths = draw(engine, 3, 8, 3), torch.tensor([1, 8, 4])
+        for run in (traced, torch.jit.load(file)):
+            close(run(x, lengths), layer(x, lengths=lengths))
