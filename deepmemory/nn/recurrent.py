@@ -304,7 +304,7 @@ class Recurrent(nn.Module):
                     f"{name}: lengths should lie between 0 and the number of time steps, {steps}; "
                     f"got values from {low} to {high}"
                 )
-        return lengths.to(x.device, torch.int64, non_blocking=True)
+        return lengths.to(x.device, torch.int64, non_blocking=True, copy=True)  # what the caller may change later
 
     def _initial_state(self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None) -> list[State]:
         """What the caller gave, or zeros, as one tuple of (B, d) tensors for each layer and direction."""

@@ -5,6 +5,7 @@ Engines read addresses, so what torch's own operators refuse or resolve has to b
 
 import io
 
+import numpy as np
 import pytest
 import torch
 from layers import LAYERS, OWN, randomise, tensors
@@ -370,3 +371,43 @@ class TestTraced:
         x, lengths = draw(engine, 3, 8, 3), torch.tensor([1, 8, 4])
         for run in (traced, torch.jit.load(file)):
             close(run(x, lengths), layer(x, lengths=lengths))
+
+
+class TestLengths:
+    @pytest.mark.parametrize("kind", [np.array, torch.tensor])
+    def test_are_those_of_the_call(self, engine, kind):
+        """As with a packed sequence, what happens to them later is of no importance."""
+        layer, x, lengths = make("GRU", engine), draw(engine, 6, 4, 3), kind([6, 2, 0, 3])
+        expected = grads_of([layer(x, lengths=[6, 2, 0, 3])[0]], list(layer.parameters()))
+        y, _ = layer(x, lengths=lengths)
+        lengths[:] = 1
+        close(grads_of([y], list(layer.parameters())), expected)
+
+    def compiled(self, layer, x, hx, lengths) -> list[Tensor]:
+        """Outputs and gradients where values of lengths cannot be checked."""
+        torch._dynamo.reset()
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        y, state = compiled(x, hx, lengths=torch.tensor(lengths, device=x.device))
+        outputs = [y, *tensors(state)]
+        return [*outputs, *grads_of(outputs, list(layer.parameters()))]
+
+    def test_beyond_the_sequence_mean_the_nearest_within(self, name, engine):
+        layer, x = make(name, engine, bidirectional=True), draw(engine, 3, 4, 3)
+        hx = [draw(engine, 2, 4, 5) for _ in range(2)]
+        hx = tuple(hx) if name == "LSTM" else hx[0]
+        expected = self.compiled(layer, x, hx, [0, 3, 0, 2])
+        close(self.compiled(layer, x, hx, [-1, 4, -(2**40), 2]), expected)
+        if name == "GRU":
+            layer.engine = "plain"
+            close(self.compiled(layer, x, hx, [-1, 4, -(2**40), 2]), expected)
+
+    def test_are_checked_where_nobody_has_to_wait(self, engine):
+        for lengths in ([-1, 6, 2, 3], [1, 7, 2, 3]):
+            with pytest.raises(ValueError, match="lengths should lie between 0 and the number of time steps, 6"):
+                make("GRU", engine)(draw(engine, 6, 4, 3), lengths=lengths)
+
+    def test_of_runs_beyond_the_sequence(self, engine):
+        ours, plain = pair("GRU", engine)
+        lengths = torch.tensor([[-3, 9, 2], [6, -1, 100]], device=DEVICES[engine])
+        x = draw(engine, 2, 6, 3, 3)
+        close(*(vmap(lambda x, n, layer=layer: layer(x, lengths=n))(x, lengths) for layer in (ours, plain)))
