@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -255,6 +255,28 @@ def _zeros_for_none(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> l
     return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, like, strict=True)]
 
 
+def _change_counter(t: Tensor) -> Tensor:
+    """A tensor that has the version of ``t`` for ever, but not its memory: it tells of changes in place."""
+    counter = t.detach()
+    counter.data = _nothing(t.device)
+    return counter
+
+
+@cache
+def _nothing(device: torch.device) -> Tensor:
+    return torch.empty(0, device=device)
+
+
+def _unpack(ctx: Any) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor | None, Tensor | None, Tensor]:
+    """x, states, weights, lengths, y, trace; y anew if the caller changed it in place, which ``nn.GRU`` allows too."""
+    (x, *rest, lengths, y, trace), n = ctx.saved_tensors, ctx.rec.states
+    state, weights = rest[:n], rest[n:]
+    if ctx.counter is not None and ctx.counter._version != ctx.version:
+        with torch.no_grad():
+            y, *_ = scan_op(x, state, weights, lengths, *ctx.rec, ctx.engine, False, False)
+    return x, state, weights, lengths, y, trace
+
+
 class EagerScan(torch.autograd.Function):
     """As :class:`Scan`, for ordinary tensors outside of ``torch.func``."""
 
@@ -266,9 +288,11 @@ class EagerScan(torch.autograd.Function):
         n = 1 + rec.states
         out = run_forward(rec, engine, recompute, True, tensors[0], tensors[1:n], tensors[n:], lengths)
         ctx.rec, ctx.engine, ctx.recompute = rec, engine, recompute
+        ctx.counter, ctx.version = None if recompute else _change_counter(out[0]), out[0]._version
         ctx.mark_non_differentiable(out[-1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, lengths, None if recompute else out[0], out[-1])
+        # Not y itself, which torch does not give back once it was changed; _unpack makes it again then.
+        ctx.save_for_backward(*tensors, lengths, None if recompute else out[0].data, out[-1])
         return tuple(out)
 
     @staticmethod
@@ -281,9 +305,7 @@ class EagerScan(torch.autograd.Function):
                 f"{ctx.rec.cell.upper()}: engine={ctx.engine!r} takes no gradients in batches (is_grads_batched=True, "
                 "vectorize=True); use torch.func.jacrev or torch.func.vmap, or engine='plain'"
             )
-        *tensors, lengths, y, trace = ctx.saved_tensors
-        n = 1 + ctx.rec.states
-        x, state, weights = tensors[0], tensors[1:n], tensors[n:]
+        x, state, weights, lengths, y, trace = _unpack(ctx)
         needs = list(ctx.needs_input_grad[4:])
         grad = run_backward(
             ctx.rec, ctx.engine, ctx.recompute, grad_y, grads[:-1], x, state, weights, lengths, y, trace, needs
@@ -307,6 +329,7 @@ class Scan(torch.autograd.Function):
         """Keep what the backward pass takes."""
         ctx.rec, ctx.engine, ctx.recompute, lengths, *tensors = inputs
         y, *_, trace = output
+        ctx.counter = None
         ctx.mark_non_differentiable(trace)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, lengths, None if ctx.recompute else y, trace)
@@ -314,12 +337,10 @@ class Scan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
         """By a function of its own, so that it can be differentiated too."""
-        *tensors, lengths, y, trace = ctx.saved_tensors
-        state = tensors[1 : 1 + ctx.rec.states]
+        x, state, weights, lengths, y, trace = _unpack(ctx)
         grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[4:])
-        grad = ScanBackward.apply(
-            ctx.rec, ctx.engine, ctx.recompute, needs, lengths, y, trace, grad_y, *grad_final, *tensors
-        )
+        spec = ctx.rec, ctx.engine, ctx.recompute, needs
+        grad = ScanBackward.apply(*spec, lengths, y, trace, grad_y, *grad_final, x, *state, *weights)
         return None, None, None, None, *(g if needed else None for g, needed in zip(grad, needs, strict=True))
 
     @staticmethod

@@ -411,3 +411,29 @@ class TestLengths:
         lengths = torch.tensor([[-3, 9, 2], [6, -1, 100]], device=DEVICES[engine])
         x = draw(engine, 2, 6, 3, 3)
         close(*(vmap(lambda x, n, layer=layer: layer(x, lengths=n))(x, lengths) for layer in (ours, plain)))
+
+
+class TestChangedInPlace:
+    @pytest.mark.parametrize("options", [{}, {"num_layers": 2, "batch_first": True}, {"recompute": True}], ids=str)
+    def test_the_output_may_be(self, name, engine, options):
+        ours, plain = pair(name, engine, **options)
+        x = draw(engine, 6, 4, 3).requires_grad_()
+        (y, _), (expected, _) = ours(x), plain(x)
+        given = grads_of([y.sub_(0.1).relu_()], [x, *ours.parameters()])
+        close(given, grads_of([(expected - 0.1).relu()], [x, *plain.parameters()]))
+
+    def test_and_differentiated_twice(self, engine):
+        results = []
+        for layer in pair("GRU", engine):
+            x = draw(engine, 4, 2, 3).fill_(0.3).requires_grad_()
+            y, _ = layer(x)
+            (first,) = torch.autograd.grad(y.mul_(2).sin().sum(), x, create_graph=True)
+            results.append([first, *torch.autograd.grad(first.square().sum(), [x, *layer.parameters()])])
+        close(*results)
+
+    def test_an_input_may_not_be(self, engine):
+        layer, x = make("GRU", engine), draw(engine, 6, 4, 3)
+        y, _ = layer(x)
+        x.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
