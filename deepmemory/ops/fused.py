@@ -9,8 +9,8 @@ taken through the plain engine.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial, wraps
 from itertools import pairwise
 from typing import Any, cast
 
@@ -68,9 +68,27 @@ def in_functorch() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def in_legacy_vmap(t: Tensor | None) -> bool:
-    """Whether this tensor stands for a batch of them in the way of ``torch.autograd``, which has no rules to add."""
-    return t is not None and torch._C._functorch.is_legacy_batchedtensor(t)
+def one_by_one(backward: Callable[..., tuple]) -> Callable[..., tuple]:
+    """A backward pass that takes gradients in batches (``is_grads_batched``, ``vectorize``) as well.
+
+    Such a tensor stands for many in a way that is older than ``torch.func`` and has no rules to add to.
+    """
+
+    @wraps(backward)
+    def taking_batches(ctx: Any, *grads: Tensor | None) -> tuple:
+        for batch in grads:
+            if batch is not None and torch._C._functorch.is_legacy_batchedtensor(batch):
+                break
+        else:
+            return backward(ctx, *grads)
+        # Of its level torch does not tell; at any other the tensor has no batch and gets the one asked for, of size 0.
+        sizes = ((level, torch._remove_batch_dim(batch, level, 0, 0).shape[0]) for level in range(1, 64))
+        level, count = next(pair for pair in sizes if pair[1])
+        unwrapped = [[None] * count if g is None else torch._remove_batch_dim(g, level, count, 0) for g in grads]
+        results = zip(*[taking_batches(ctx, *each) for each in zip(*unwrapped, strict=True)], strict=True)
+        return tuple(None if r[0] is None else torch._add_batch_dim(torch.stack(r), 0, level) for r in results)
+
+    return taking_batches
 
 
 # --- The operators. Tensors come with or without the leading dimension of runs. ---------------------
@@ -296,15 +314,11 @@ class EagerScan(torch.autograd.Function):
         return tuple(out)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
         """None for what is no tensor, then gradients of x, states and weights."""
         if torch.is_grad_enabled() or in_functorch():  # to be differentiated again, or for many gradients at once
             return Scan.backward(ctx, grad_y, *grads)
-        if any(map(in_legacy_vmap, (grad_y, *grads))):
-            raise RuntimeError(
-                f"{ctx.rec.cell.upper()}: engine={ctx.engine!r} takes no gradients in batches (is_grads_batched=True, "
-                "vectorize=True); use torch.func.jacrev or torch.func.vmap, or engine='plain'"
-            )
         x, state, weights, lengths, y, trace = _unpack(ctx)
         needs = list(ctx.needs_input_grad[4:])
         grad = run_backward(
@@ -335,6 +349,7 @@ class Scan(torch.autograd.Function):
         ctx.save_for_backward(*tensors, lengths, None if ctx.recompute else y, trace)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
         """By a function of its own, so that it can be differentiated too."""
         x, state, weights, lengths, y, trace = _unpack(ctx)
@@ -396,6 +411,7 @@ class ScanBackward(torch.autograd.Function):
         ctx.save_for_backward(lengths, grad_y, *tensors)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         """The derivative of the plain engine's backward pass."""
         lengths, grad_y, *tensors = ctx.saved_tensors

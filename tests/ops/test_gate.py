@@ -11,6 +11,7 @@ import torch
 from layers import LAYERS, OWN, randomise, tensors
 from tolerances import assert_close
 from torch import Tensor, nn
+from torch.autograd.functional import hessian, jacobian
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call, stack_module_state, vmap
 
@@ -437,3 +438,29 @@ class TestChangedInPlace:
         x.zero_()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
+
+
+class TestGradientsInBatches:
+    @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+    def test_equal_the_plain_engines(self, name, engine, recompute):
+        x, results = draw(engine, 5, 2, 3).requires_grad_(), []
+        ours, plain = pair(name, engine, num_layers=2, bidirectional=True, recompute=recompute)
+        of_y, of_state = draw(engine, 3, 5, 2, 10), draw(engine, 3, 4, 2, 5)
+        for layer in (ours, plain):
+            y, state = layer(x, lengths=[5, 2])
+            outputs, leaves = [y, tensors(state)[-1]], [x, *layer.parameters()]
+            options = {"is_grads_batched": True, "retain_graph": True}
+            results.append(
+                [
+                    *torch.autograd.grad(outputs, leaves, [of_y, of_state], **options),
+                    *torch.autograd.grad(outputs[1], leaves[:1], of_state, **options),
+                ]
+            )
+        close(*results)
+
+    def test_jacobians_and_hessians(self, name, engine):
+        x, results = draw(engine, 2, 2, 3), []
+        for layer in pair(name, engine):
+            y = jacobian(lambda x, layer=layer: layer(x, lengths=[2, 1])[0], x, vectorize=True)
+            results.append([y, hessian(lambda x, layer=layer: layer(x)[0].sin().sum(), x, vectorize=True)])
+        close(*results)
