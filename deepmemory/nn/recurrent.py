@@ -350,7 +350,8 @@ class Recurrent(nn.Module):
         if lengths is None:
             return None
         name, (steps, batch) = type(self).__name__, x.shape[:2]
-        lengths = torch.as_tensor(lengths)
+        if not isinstance(lengths, Tensor):  # a tensor would become a constant in torch.jit.trace
+            lengths = torch.as_tensor(lengths)
         if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype is torch.bool:
             raise TypeError(f"{name}: lengths should be integers, got {lengths.dtype}")
         if lengths.dim() == 0 and batch == 1:
@@ -367,7 +368,7 @@ class Recurrent(nn.Module):
                     f"{name}: lengths should lie between 0 and the number of time steps, {steps}; "
                     f"got values from {low} to {high}"
                 )
-        return lengths.to(x.device, torch.int64, non_blocking=True)
+        return lengths.to(x.device, torch.int64, non_blocking=True, copy=True)  # what the caller may change later
 
     def _initial_state(self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None) -> list[State]:
         """What the caller gave, or zeros, as one tuple of (B, d) tensors for each layer and direction."""

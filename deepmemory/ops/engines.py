@@ -121,13 +121,20 @@ def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], varia
         if engine == "auto":
             return "plain"
         raise RuntimeError(f"{rec.cell.upper()}: engine={engine!r} has no forward-mode derivative; use engine='plain'")
-    for name in FUSED if engine == "auto" else (engine,):
-        why_not = unavailable(name) or FUSED[name].refuses(rec, x, weights)
-        if why_not is None:
-            return name
-        if engine != "auto":
-            raise RuntimeError(
-                f"{rec.cell.upper()}: engine={engine!r} cannot do this: {why_not}. "
-                "Use engine='auto' to let the fastest engine that can take it, or engine='plain'."
-            )
-    return "plain"
+    if engine != "auto":
+        check(engine, rec, x, weights)
+        return engine
+    takers = (name for name in FUSED if unavailable(name) is None and FUSED[name].refuses(rec, x, weights) is None)
+    return next(takers, "plain")
+
+
+def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> None:
+    """Raise if this is no fused engine, or one that cannot do this case."""
+    if engine not in FUSED:
+        raise RuntimeError(f"{rec.cell.upper()}: no fused engine {engine!r}; choose from {', '.join(FUSED)}")
+    why_not = unavailable(engine) or FUSED[engine].refuses(rec, x, weights)
+    if why_not is not None:
+        raise RuntimeError(
+            f"{rec.cell.upper()}: engine={engine!r} cannot do this: {why_not}. "
+            "Use engine='auto' to let the fastest engine that can take it, or engine='plain'."
+        )

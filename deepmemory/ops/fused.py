@@ -8,15 +8,16 @@ taken through the plain engine.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import math
+from collections.abc import Callable, Sequence
+from functools import cache, partial, wraps
 from itertools import pairwise
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from deepmemory.ops import engines, plain
+from deepmemory.ops import engines, gate, plain
 from deepmemory.ops.recurrence import Recurrence
 
 State = tuple[Tensor, ...]
@@ -37,8 +38,8 @@ def scan(
     """Run a layer on a fused engine, by the cheapest way that keeps track of what is being asked."""
     tensors = (x, *state, *weights)
     transformed = in_functorch()
-    # A tensor under vmap does not tell whether it requires a gradient.
-    save = torch.is_grad_enabled() and (transformed or any(t.requires_grad for t in tensors))
+    # A tensor under vmap does not tell whether it requires a gradient; a TorchScript graph is for calls of either kind.
+    save = torch.is_grad_enabled() and (transformed or any(t.requires_grad for t in tensors)) and not in_jit_trace()
     out: Sequence[Tensor]
     if transformed and save and not torch.compiler.is_compiling():
         out = Scan.apply(rec, engine, recompute, lengths, *tensors)
@@ -52,8 +53,14 @@ def scan(
 
 
 def seen_by_others(tensors: Sequence[Tensor]) -> bool:
-    """Whether a tensor subclass or a mode wants to see operators."""
-    return not all(type(t) in ORDINARY for t in tensors) or torch._C._len_torch_dispatch_stack() > 0
+    """Whether a tensor subclass, a mode or a tracer wants to see operators."""
+    ordinary = all(type(t) in ORDINARY for t in tensors)
+    return not ordinary or torch._C._len_torch_dispatch_stack() > 0 or in_jit_trace()
+
+
+def in_jit_trace() -> bool:
+    """Whether ``torch.jit.trace`` is recording."""
+    return torch._C._get_tracing_state() is not None
 
 
 def in_functorch() -> bool:
@@ -61,9 +68,27 @@ def in_functorch() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def in_legacy_vmap(t: Tensor | None) -> bool:
-    """Whether this tensor stands for a batch of them in the way of ``torch.autograd``, which has no rules to add."""
-    return t is not None and torch._C._functorch.is_legacy_batchedtensor(t)
+def one_by_one(backward: Callable[..., tuple]) -> Callable[..., tuple]:
+    """A backward pass that takes gradients in batches (``is_grads_batched``, ``vectorize``) as well.
+
+    Such a tensor stands for many in a way that is older than ``torch.func`` and has no rules to add to.
+    """
+
+    @wraps(backward)
+    def taking_batches(ctx: Any, *grads: Tensor | None) -> tuple:
+        for batch in grads:
+            if batch is not None and torch._C._functorch.is_legacy_batchedtensor(batch):
+                break
+        else:
+            return backward(ctx, *grads)
+        # Of its level torch does not tell; at any other the tensor has no batch and gets the one asked for, of size 0.
+        sizes = ((level, torch._remove_batch_dim(batch, level, 0, 0).shape[0]) for level in range(1, 64))
+        level, count = next(pair for pair in sizes if pair[1])
+        unwrapped = [[None] * count if g is None else torch._remove_batch_dim(g, level, count, 0) for g in grads]
+        results = zip(*[taking_batches(ctx, *each) for each in zip(*unwrapped, strict=True)], strict=True)
+        return tuple(None if r[0] is None else torch._add_batch_dim(torch.stack(r), 0, level) for r in results)
+
+    return taking_batches
 
 
 # --- The operators. Tensors come with or without the leading dimension of runs. ---------------------
@@ -85,6 +110,7 @@ def scan_op(
 ) -> list[Tensor]:
     """y, final states, trace."""
     rec = Recurrence(cell, activation, bias, reverse)
+    engines.check(engine, rec, x, list(weights))
     return run_forward(rec, engine, recompute, save, x, state, weights, lengths)
 
 
@@ -105,12 +131,10 @@ def _(
     y = x.new_empty(*x.shape[:-1], state[0].shape[-1])
     shape: tuple[int, ...] = (0,)
     if save:
-        if recompute:
-            shape = (RECOMPUTED_PIECES, sum(s.numel() for s in state))
-        else:
-            # Sizes of weights are constants of a model; time and batch may be symbols.
-            fixed = [torch.empty([int(n) for n in w.shape], device="meta") for w in weights]
-            shape = engines.FUSED[engine].trace_shape(Recurrence(cell, activation, bias, reverse), x, fixed)
+        # Sizes of weights are constants of a model; time and batch may be symbols.
+        fixed = [torch.empty([int(n) for n in w.shape], device="meta") for w in weights]
+        shape_of_trace = _shape_of_starts if recompute else engines.FUSED[engine].trace_shape
+        shape = shape_of_trace(Recurrence(cell, activation, bias, reverse), x, fixed)
     return [y, *(_contiguous_like(s) for s in state), x.new_empty(shape)]
 
 
@@ -134,6 +158,13 @@ def scan_backward_op(
 ) -> list[Tensor]:
     """Gradients of x, states and weights; an empty tensor where nobody asks."""
     rec = Recurrence(cell, activation, bias, reverse)
+    engines.check(engine, rec, x, list(weights))
+    asked = 1 + len(state) + len(weights)
+    if len(needs) != asked or (y is None) != recompute:
+        raise RuntimeError(
+            f"{cell.upper()}: expected y unless recompute is set, and {asked} entries of needs; got "
+            f"{'no y' if y is None else 'y'} with recompute={recompute}, and {len(needs)} entries"
+        )
     grads = run_backward(rec, engine, recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, list(needs))
     return [x.new_empty(0) if g is None else _on_its_own(g) for g in grads]
 
@@ -242,6 +273,28 @@ def _zeros_for_none(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> l
     return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, like, strict=True)]
 
 
+def _change_counter(t: Tensor) -> Tensor:
+    """A tensor that has the version of ``t`` for ever, but not its memory: it tells of changes in place."""
+    counter = t.detach()
+    counter.data = _nothing(t.device)
+    return counter
+
+
+@cache
+def _nothing(device: torch.device) -> Tensor:
+    return torch.empty(0, device=device)
+
+
+def _unpack(ctx: Any) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor | None, Tensor | None, Tensor]:
+    """x, states, weights, lengths, y, trace; y anew if the caller changed it in place, which ``nn.GRU`` allows too."""
+    (x, *rest, lengths, y, trace), n = ctx.saved_tensors, ctx.rec.states
+    state, weights = rest[:n], rest[n:]
+    if ctx.counter is not None and ctx.counter._version != ctx.version:
+        with torch.no_grad():
+            y, *_ = scan_op(x, state, weights, lengths, *ctx.rec, ctx.engine, False, False)
+    return x, state, weights, lengths, y, trace
+
+
 class EagerScan(torch.autograd.Function):
     """As :class:`Scan`, for ordinary tensors outside of ``torch.func``."""
 
@@ -253,24 +306,20 @@ class EagerScan(torch.autograd.Function):
         n = 1 + rec.states
         out = run_forward(rec, engine, recompute, True, tensors[0], tensors[1:n], tensors[n:], lengths)
         ctx.rec, ctx.engine, ctx.recompute = rec, engine, recompute
+        ctx.counter, ctx.version = None if recompute else _change_counter(out[0]), out[0]._version
         ctx.mark_non_differentiable(out[-1])
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, lengths, None if recompute else out[0], out[-1])
+        # Not y itself, which torch does not give back once it was changed; _unpack makes it again then.
+        ctx.save_for_backward(*tensors, lengths, None if recompute else out[0].data, out[-1])
         return tuple(out)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
         """None for what is no tensor, then gradients of x, states and weights."""
         if torch.is_grad_enabled() or in_functorch():  # to be differentiated again, or for many gradients at once
             return Scan.backward(ctx, grad_y, *grads)
-        if any(map(in_legacy_vmap, (grad_y, *grads))):
-            raise RuntimeError(
-                f"{ctx.rec.cell.upper()}: engine={ctx.engine!r} takes no gradients in batches (is_grads_batched=True, "
-                "vectorize=True); use torch.func.jacrev or torch.func.vmap, or engine='plain'"
-            )
-        *tensors, lengths, y, trace = ctx.saved_tensors
-        n = 1 + ctx.rec.states
-        x, state, weights = tensors[0], tensors[1:n], tensors[n:]
+        x, state, weights, lengths, y, trace = _unpack(ctx)
         needs = list(ctx.needs_input_grad[4:])
         grad = run_backward(
             ctx.rec, ctx.engine, ctx.recompute, grad_y, grads[:-1], x, state, weights, lengths, y, trace, needs
@@ -294,19 +343,19 @@ class Scan(torch.autograd.Function):
         """Keep what the backward pass takes."""
         ctx.rec, ctx.engine, ctx.recompute, lengths, *tensors = inputs
         y, *_, trace = output
+        ctx.counter = None
         ctx.mark_non_differentiable(trace)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, lengths, None if ctx.recompute else y, trace)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
         """By a function of its own, so that it can be differentiated too."""
-        *tensors, lengths, y, trace = ctx.saved_tensors
-        state = tensors[1 : 1 + ctx.rec.states]
+        x, state, weights, lengths, y, trace = _unpack(ctx)
         grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[4:])
-        grad = ScanBackward.apply(
-            ctx.rec, ctx.engine, ctx.recompute, needs, lengths, y, trace, grad_y, *grad_final, *tensors
-        )
+        spec = ctx.rec, ctx.engine, ctx.recompute, needs
+        grad = ScanBackward.apply(*spec, lengths, y, trace, grad_y, *grad_final, x, *state, *weights)
         return None, None, None, None, *(g if needed else None for g, needed in zip(grad, needs, strict=True))
 
     @staticmethod
@@ -362,6 +411,7 @@ class ScanBackward(torch.autograd.Function):
         ctx.save_for_backward(lengths, grad_y, *tensors)
 
     @staticmethod
+    @one_by_one
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         """The derivative of the plain engine's backward pass."""
         lengths, grad_y, *tensors = ctx.saved_tensors
@@ -439,7 +489,8 @@ def run_forward(
     lengths: Tensor | None,
 ) -> list[Tensor]:
     """y, final states and trace. With ``recompute`` the trace is the state at the start of every piece."""
-    run, state, weights = engines.FUSED[engine], list(state), list(weights)
+    run = engines.FUSED[engine]
+    x, state, weights, lengths = gate.forward(rec, x, state, weights, lengths)
     if not (recompute and save):
         y, final, trace = run.forward(rec, x, state, weights, lengths, save)
         return [y, *final, trace]
@@ -470,7 +521,11 @@ def run_backward(
     needs: list[bool],
 ) -> list[Tensor | None]:
     """Gradients of x, states and weights."""
-    run, state, weights = engines.FUSED[engine], list(state), list(weights)
+    run = engines.FUSED[engine]
+    shape_of_trace = _shape_of_starts if recompute else run.trace_shape
+    grad_y, grad_final, x, state, weights, lengths, y, trace = gate.backward(
+        rec, shape_of_trace, grad_y, grad_final, x, state, weights, lengths, y, trace
+    )
     if recompute:
         return _backward_in_pieces(rec, run, grad_y, grad_final, x, state, weights, lengths, trace, needs)
     return run.backward(rec, grad_y, grad_final, x, state, weights, lengths, cast(Tensor, y), trace, needs)
@@ -515,6 +570,12 @@ def _backward_in_pieces(
         of_x.reverse()
     asked = (g if needed else None for g, needed in zip(grad_state, needs[1:first], strict=True))
     return [torch.cat(of_x, -3) if needs[0] else None, *asked, *of_weights]
+
+
+def _shape_of_starts(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
+    """Shape of the trace with ``recompute``: the states at the start of every piece, flattened."""
+    *runs, _, batch, _ = x.shape
+    return RECOMPUTED_PIECES, rec.states * math.prod(runs) * batch * weights[1].shape[-1]
 
 
 def _pieces(steps: int, reverse: bool) -> list[tuple[int, int]]:

@@ -191,6 +191,21 @@ def test_agrees_with_plain(case: Case, family: str):
 
 
 @here
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+def test_negative_views_and_lengths_beyond_the_sequence(reverse: bool):
+    case = Case("gru", 5, steps=4, reverse=reverse)
+    tensors, _ = case.tensors()
+    lengths = torch.tensor([-2, 9, 3, 4, 0], device=DEVICE)
+
+    def from_views(rec, x, state, weights, lengths):
+        return kernels(rec, torch._neg_view(-x), state, [torch._neg_view(-w) for w in weights], lengths)
+
+    expected = results(plain.scan, case.recurrence, tensors, lengths.clamp(0, 4))
+    actual = results(from_views, case.recurrence, [t.float() for t in tensors], lengths)
+    assert_agree(actual, expected, TOLERANCES[torch.float32])
+
+
+@here
 @pytest.mark.parametrize("family", ["resident", "streamed"], indirect=True)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("case", SMALL, ids=str)

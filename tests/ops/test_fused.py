@@ -269,13 +269,6 @@ class TestDerivatives:
             with pytest.raises(RuntimeError, match=f"engine='{engine}' has no forward-mode derivative.*engine='plain'"):
                 derivative()
 
-    def test_gradients_in_batches_are_refused(self, engine):
-        """The older way of ``torch.autograd`` has no rules for operators of others."""
-        x = draw(engine, 3, 2, 3).requires_grad_()
-        y, _ = make("DMU", engine, engine)(x)
-        with pytest.raises(RuntimeError, match=r"takes no gradients in batches.*use torch\.func\.jacrev"):
-            torch.autograd.grad(y, x, torch.ones(4, *y.shape).to(y), is_grads_batched=True)
-
 
 def operands(engine: str, cell: str, recompute: bool, runs: tuple[int, ...] = ()) -> tuple:
     """Arguments of the operator for a small layer of a cell, with a width at which the CPU engine pads its records."""

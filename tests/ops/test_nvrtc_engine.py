@@ -224,6 +224,29 @@ def test_tensor_cores_agree_with_the_definition(case, dtype, engine):
     compare(rec, d, hidden, layout=small(8, 2, REGISTERS, product=MMA), engine=engine, dtype=dtype, lengths=[4, 0, 2])
 
 
+@pytest.mark.parametrize("case", ["dmu-n2", "gru-no-bias-reverse"])
+def test_lengths_beyond_the_sequence_mean_the_nearest_within(case, engine):
+    rec, d, hidden = CASES[case]
+    compare(rec, d, hidden, layout=small(2, 2, REGISTERS), engine=engine, lengths=[5, -1, 2**33 + 1])
+
+
+def test_negative_views_are_read_as_what_they_say(engine):
+    from deepmemory import ops
+
+    rec, results = Recurrence("gru"), []
+    weights = [w.float().to(DEVICE) for w in draw_weights(rec, 3, 7, [], torch.Generator().manual_seed(0))]
+    x, h0 = torch.rand(4, 3, 3, device=DEVICE), torch.rand(3, 7, device=DEVICE)
+    engine(small(2, 1, REGISTERS))
+    for view in (torch.clone, lambda t: torch._neg_view(-t)):
+        leaves = [t.clone().requires_grad_() for t in (x, h0, *weights)]
+        seen = [view(leaf) for leaf in leaves]
+        y, (h_n,) = ops.scan(rec, seen[0], (seen[1],), seen[2:], engine="nvrtc")
+        incoming = [view(t.detach()) for t in (y, h_n)]
+        results.append([y, h_n, *torch.autograd.grad([y, h_n], leaves, incoming)])
+    for given, expected in zip(*results, strict=True):
+        assert torch.equal(given, expected)
+
+
 @pytest.mark.parametrize("place", [SHARED, GLOBAL, MIXED])
 def test_tensor_cores_take_weights_from_anywhere(place, engine):
     rec, d, hidden = Recurrence("dmu", "tanh"), 45, [70]

@@ -7,11 +7,12 @@ this processor has is taken.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import torch
@@ -98,9 +99,6 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
         return f"it runs on the CPU and x is on {x.device}"
     if x.dtype not in _DTYPE:
         return f"it computes in float32 and float64, not {x.dtype}"
-    for w in weights:
-        if w.dtype is not x.dtype or w.device != x.device:
-            return f"a weight is {w.dtype} on {w.device} and x is {x.dtype} on {x.device}"
     if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
         return "it has no LSTM with a projected state (proj_size)"
     return None
@@ -108,12 +106,10 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
 
 def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
     """Shape of the trace: a header, then a record per row and step."""
-    steps, batch = x.shape[-3:-1]
-    matrix = weights[0].dim()
-    rows = tuple(w.shape[-2] if w.dim() == matrix else 0 for w in weights)
-    record = _record(rec, weights[1].shape[-1], rows)
+    *runs, steps, batch, _ = x.shape
+    record = _record(rec, len(runs), tuple([w.shape for w in weights]))
     rows_stored = batch if record > 0 else (batch + _TILE - 1) // _TILE * _TILE
-    return (_HEADER + _runs(x) * steps * rows_stored * abs(record),)
+    return (_HEADER + math.prod(runs) * steps * rows_stored * abs(record),)
 
 
 def forward(
@@ -129,12 +125,12 @@ def forward(
     call, _kept = _call(rec, x, width, lengths)
     call += (y.data_ptr(), trace.data_ptr() if save else 0, *_NO_GRAD_Y, 0)
     for start, end in zip(state, final, strict=True):
-        call += (start.data_ptr(), start.stride(0), end.data_ptr(), 0, 0, 0)
+        call += (start.data_ptr(), start.stride(0) if first else 0, end.data_ptr(), 0, 0, 0)
     if len(state) == 1:
         call += _NO_STATE
     call.append(len(weights))
     for w in weights:
-        call += (w.data_ptr(), w.stride(0), 0, w.shape[first])
+        call += (w.data_ptr(), w.stride(0) if first else 0, 0, w.shape[first])
     _run("dm_forward", call)
     return y, final, trace
 
@@ -152,6 +148,7 @@ def backward(
     needs: list[bool],
 ) -> list[Tensor | None]:
     """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
+    _check_header(rec, trace, x.shape[-2])
     tensors = (x, *state, *weights)
     grads = [_empty_like(t) if needed else None for t, needed in zip(tensors, needs, strict=True)]
     first = x.dim() - 3  # dimension after the runs
@@ -164,13 +161,13 @@ def backward(
     grad_x, *grad = (0 if g is None else g.data_ptr() for g in grads)
     call.append(grad_x)
     for start, end, g in zip(state, ends, grad, strict=False):
-        call += (start.data_ptr(), start.stride(0), 0)
-        call += (0, 0, g) if end is None else (end.data_ptr(), end.stride(0), g)
+        call += (start.data_ptr(), start.stride(0) if first else 0, 0)
+        call += (0, 0, g) if end is None else (end.data_ptr(), end.stride(0) if first else 0, g)
     if len(state) == 1:
         call += _NO_STATE
     call.append(len(weights))
     for w, g in zip(weights, grad[len(state) :], strict=True):
-        call += (w.data_ptr(), w.stride(0), g, w.shape[first])
+        call += (w.data_ptr(), w.stride(0) if first else 0, g, w.shape[first])
     _run("dm_backward", call)
     return grads
 
@@ -189,9 +186,19 @@ def _call(rec: Recurrence, x: Tensor, width: int, lengths: Tensor | None) -> tup
     if lengths is None:
         call += (0, 0)
     else:
-        (lengths,) = _within_runs([lengths.to(torch.int64)], x.dim() - 3)
+        (lengths,) = _within_runs([lengths], x.dim() - 3)
         call += (lengths.data_ptr(), lengths.stride(0))
     return call, lengths
+
+
+def _check_header(rec: Recurrence, trace: Tensor, batch: int) -> None:
+    """The trace begins with the rows of a tile, by which memory is laid out."""
+    number = ctypes.c_double if trace.dtype is torch.float64 else ctypes.c_float
+    if not 1 <= number.from_address(trace.data_ptr()).value <= max(batch, _TILE):
+        raise RuntimeError(
+            f"{rec.cell.upper()}: what the forward pass kept for the backward pass has changed; saved_tensors_hooks "
+            "must give back the values that they were given"
+        )
 
 
 def _empty_like(t: Tensor) -> Tensor:
@@ -210,10 +217,10 @@ def _strides(t: Tensor) -> tuple[int, ...]:
 def _within_runs(tensors: list[Tensor], first: int) -> list[Tensor]:
     """Contiguous but for the dimension of runs, which may be expanded; ``first`` is the dimension after it."""
 
-    def fits(t: Tensor) -> bool:
-        return t.is_contiguous() or (first == 1 and t.stride(0) == 0 and t[0].is_contiguous())
+    def shared(t: Tensor) -> bool:
+        return first == 1 and t.stride(0) == 0 and t[0].is_contiguous()
 
-    return [t if fits(t) else t.contiguous() for t in tensors]
+    return [t if t.is_contiguous() or shared(t) else t.contiguous() for t in tensors]
 
 
 def _run(function: str, call: list[int]) -> None:
@@ -222,14 +229,15 @@ def _run(function: str, call: list[int]) -> None:
         raise MemoryError("deepmemory: the CPU engine found no memory for its scratch")
 
 
-@cache
-def _record(rec: Recurrence, width: int, rows: tuple[int, ...]) -> int:
+@lru_cache(maxsize=1024)
+def _record(rec: Recurrence, first: int, shapes: tuple[tuple[int, ...], ...]) -> int:
     """Elements of the trace per row and step; negative where rows come in whole tiles."""
+    width = shapes[1][-1]
     call = [0, _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse, 1, 1, 1, 1, width, 1]
     call += (0,) * (5 + 2) + (0, 1) + (0,) * (5 + 1 + 12)  # nothing but a trace, which is not looked at
-    call.append(len(rows))
-    for r in rows:
-        call += (0, 0, 0, r)
+    call.append(len(shapes))
+    for shape in shapes:
+        call += (0, 0, 0, shape[first])
     record = array("q", call)
     lib = _library()
     assert not isinstance(lib, str), lib

@@ -1,0 +1,207 @@
+"""The gate before the fused engines: every tensor whose address they read has passed it.
+
+Engines hand addresses to compiled code, past what torch checks in its own operators. Here shapes are compared with
+each other, dtype and device with the input's, and what a tensor spans with the memory that it has. Tensors whose values
+do not lie in memory as they read (negative views, zeros without memory) come out as ones whose values do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence
+
+Shape = tuple[int, ...]
+ShapeOfTrace = Callable[[Recurrence, Tensor, list[Tensor]], Shape]
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
+STATES = ("h_0", "c_0")
+RECORDS = {  # by the number of states
+    1: ("the gradient of y", "the gradient of h_n", "y", "the trace"),
+    2: ("the gradient of y", "the gradient of h_n", "the gradient of c_n", "y", "the trace"),
+}
+
+
+def forward(
+    rec: Recurrence, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], lengths: Tensor | None
+) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor | None]:
+    """x, state, weights and lengths as an engine may read them; lengths lie between 0 and the number of steps."""
+    end, inputs = 1 + len(state), [x, *state, *weights]
+    check_inputs(rec, end, tuple([t.shape for t in inputs]))
+    if not readable(inputs, x):
+        inputs = made_readable(rec, inputs, input_names(rec, len(weights)), x)
+    return inputs[0], inputs[1:end], inputs[end:], _within(rec, lengths, x)
+
+
+def backward(
+    rec: Recurrence,
+    shape_of_trace: ShapeOfTrace,
+    grad_y: Tensor | None,
+    grad_final: Sequence[Tensor | None],
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    lengths: Tensor | None,
+    y: Tensor | None,
+    trace: Tensor,
+) -> tuple[Tensor | None, list[Any], Tensor, list[Tensor], list[Tensor], Tensor | None, Tensor | None, Tensor]:
+    """The same with all that the backward pass takes beside; the trace is contiguous."""
+    end, inputs = 1 + len(state), [x, *state, *weights]
+    records: list[Any] = [grad_y, *grad_final, y, trace]
+    there = [t for t in records if t is not None]
+    absent = tuple([t is None for t in records])
+    check_records(rec, shape_of_trace, end, len(inputs), tuple([t.shape for t in inputs + there]), absent)
+    if not readable(inputs + there, x):
+        inputs = made_readable(rec, inputs, input_names(rec, len(weights)), x)
+        names = [name for name, missing in zip(RECORDS[rec.states], absent, strict=True) if not missing]
+        resolved = iter(made_readable(rec, there, names, x))
+        records = [None if missing else next(resolved) for missing in absent]
+    grad_y, *ends, y, trace = records
+    return grad_y, ends, inputs[0], inputs[1:end], inputs[end:], _within(rec, lengths, x), y, trace.contiguous()
+
+
+def _within(rec: Recurrence, lengths: Tensor | None, x: Tensor) -> Tensor | None:
+    """Lengths between 0 and the number of steps."""
+    if lengths is None:
+        return None
+    *runs, steps, batch, _ = x.shape
+    if lengths.shape != (*runs, batch):
+        raise misshapen(rec, "lengths", lengths.shape, (*runs, batch))
+    if lengths.dtype is not torch.int64 or lengths.device != x.device:
+        raise misplaced(rec, "lengths", lengths, torch.int64, x.device)
+    if not readable([lengths], lengths):
+        (lengths,) = made_readable(rec, [lengths], ["lengths"], lengths)
+    return lengths.clamp(0, steps)
+
+
+def readable(tensors: Sequence[Tensor], like: Tensor) -> bool:
+    """Whether an engine may read these tensors as they are, with the dtype and on the device of ``like``."""
+    dtype, device, size = like.dtype, like.device, like.itemsize
+    for t in tensors:  # one loop and no calls of our own: a small layer waits for Python
+        if t.dtype is not dtype or t.device != device or t.is_neg() or not t.data_ptr():
+            return False
+        span = t.nbytes if t.is_contiguous() else _span(t) * size
+        if t.storage_offset() * size + span > t.untyped_storage().nbytes():
+            return False
+    return True
+
+
+def _span(t: Tensor) -> int:
+    """Elements of memory from the first to the last one."""
+    return 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
+
+
+def made_readable(rec: Recurrence, tensors: list[Tensor], names: Sequence[str], like: Tensor) -> list[Tensor]:
+    """The same values as an engine may read them; raise where there are none."""
+    resolved = []
+    for name, t in zip(names, tensors, strict=True):
+        if t.dtype is not like.dtype or t.device != like.device:
+            raise misplaced(rec, name, t, like.dtype, like.device)
+        if t._is_zerotensor():
+            t = torch.zeros_like(t)
+        if t.numel() and not readable([torch._neg_view(t) if t.is_neg() else t], like):
+            raise RuntimeError(
+                f"{rec.cell.upper()}: {name}, of shape {tuple(t.shape)}, reaches beyond its storage, which was freed "
+                f"or cut down to {t.untyped_storage().nbytes()} bytes; keep the storage of a layer's tensors as it is "
+                "until the backward pass is done"
+            )
+        resolved.append(t.resolve_neg())
+    return resolved
+
+
+@lru_cache(maxsize=1024)
+def check_inputs(rec: Recurrence, end: int, given: tuple[Shape, ...]) -> None:
+    """Raise unless these are the shapes of x, of states up to ``end``, and of a layer's weights."""
+    if rec.cell not in CELLS or rec.activation not in ACTIVATIONS:
+        raise RuntimeError(
+            f"unknown cell {rec.cell!r} or activation {rec.activation!r}; choose from {', '.join(CELLS)} and from "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    x, *states = given[:end]
+    if len(x) not in (3, 4) or len(states) != rec.states or len(states[0]) != len(x) - 1:
+        raise RuntimeError(
+            f"{rec.cell.upper()}: expected an input (T, B, m) and {rec.states} states (B, d), or (R, T, B, m) and "
+            f"(R, B, d), got the shapes {tuple(x)} and {[tuple(shape) for shape in states]}"
+        )
+    runs, width = x[:-3], states[0][-1]
+    of_weights = weight_shapes(rec, x[-1], width, [shape[len(runs) :] for shape in given[end:]])
+    if len(given) - end != len(of_weights):
+        raise RuntimeError(f"{rec.cell.upper()}: expected {len(of_weights)} weights, got {len(given) - end}")
+    expected = [x, *[(*runs, x[-2], width)] * rec.states, *((*runs, *shape) for shape in of_weights)]
+    _compare(rec, input_names(rec, len(of_weights)), given, expected)
+
+
+@lru_cache(maxsize=1024)
+def check_records(
+    rec: Recurrence,
+    shape_of_trace: ShapeOfTrace,
+    end: int,
+    inputs: int,
+    given: tuple[Shape, ...],
+    absent: tuple[bool, ...],
+) -> None:
+    """Raise unless these are shapes of inputs, and of those records that are not absent."""
+    check_inputs(rec, end, given[:inputs])
+    names = RECORDS[rec.states]
+    if len(absent) != len(names):
+        raise RuntimeError(f"{rec.cell.upper()}: expected {rec.states} gradients of states, got {len(absent) - 3}")
+    x, of_state = given[:2]
+    weights = [torch.empty(shape, device="meta") for shape in given[end:inputs]]
+    of_y, of_trace = (*x[:-1], of_state[-1]), shape_of_trace(rec, torch.empty(x, device="meta"), weights)
+    expected = zip(names, [of_y, *[of_state] * rec.states, of_y, of_trace], absent, strict=True)
+    wanted = [(name, shape) for name, shape, missing in expected if not missing]
+    _compare(rec, [name for name, _ in wanted], given[inputs:], [shape for _, shape in wanted])
+
+
+def _compare(rec: Recurrence, names: Sequence[str], given: Sequence[Shape], expected: Sequence[Shape]) -> None:
+    for name, shape, right in zip(names, given, expected, strict=True):
+        if shape != right:
+            raise misshapen(rec, name, shape, right)
+
+
+def weight_shapes(rec: Recurrence, features: int, width: int, given: list[Shape]) -> list[Shape]:
+    """As :class:`Recurrence` lays them out; how wide the hidden layers of a dmu are, the given shapes tell."""
+    if rec.cell in GATES:
+        rows = GATES[rec.cell] * width
+        return [(rows, features), (rows, width), *([(rows,)] * 2 if rec.bias else [])]
+    deeper = given[3::2] if rec.bias else given[2:]
+    between = [width] * len(deeper)
+    if rec.cell == "dmu":
+        between = [shape[0] if shape else 0 for shape in [*given[:1], *deeper][:-1]]
+    outputs = [*(between if rec.cell == "dmu" else [2 * width] * len(deeper)), 2 * width]
+    shapes: list[Shape] = [(outputs[0], features)]
+    for rows, columns in zip(outputs, [width, *between], strict=True):
+        shapes += [(rows, columns), *([(rows,)] if rec.bias else [])]
+    return shapes
+
+
+def input_names(rec: Recurrence, weights: int) -> list[str]:
+    """x, states, and so many weights as the modules call them, without layer and direction."""
+    names = ["x", *STATES[: rec.states], "weight_ih", "weight_hh"]
+    if rec.cell in GATES:
+        names += ["bias_ih", "bias_hh"]
+    else:
+        names += ["bias_1"] * rec.bias
+        for k in range(2, weights):
+            names += [f"weight_{k}", *[f"bias_{k}"] * rec.bias]
+    return names[: 1 + rec.states + weights]
+
+
+def misshapen(rec: Recurrence, name: str, given: Shape, expected: Shape) -> RuntimeError:
+    """What to raise for a tensor that does not fit the others."""
+    return RuntimeError(
+        f"{rec.cell.upper()}: {name} has the shape {tuple(given)}, expected {tuple(expected)}; input, state and "
+        "weights must have the shapes that the layer was built for"
+    )
+
+
+def misplaced(rec: Recurrence, name: str, t: Tensor, dtype: torch.dtype, device: torch.device) -> RuntimeError:
+    """What to raise for a tensor of another kind."""
+    return RuntimeError(
+        f"{rec.cell.upper()}: {name} is {t.dtype} on {t.device}, expected {dtype} on {device}; convert it with .to(...)"
+    )
