@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from deepmemory import ops
-from deepmemory.nn.definition import Definition, Shape
+from deepmemory.nn.definition import Definition
 from deepmemory.nn.packing import unpack
 from deepmemory.nn.precision import check_state, runs_in
 from deepmemory.nn.regularisation import (
@@ -80,13 +80,11 @@ class Recurrent(nn.Module):
         )
         self._widths = widths
         self._all_weights: list[list[str]] = []  # their names, for each layer and direction
-        self._shapes: dict[str, Shape] = {}
         for layer, hidden in enumerate(widths):
             for direction in range(self._directions):
                 names = []
                 for name, shape in definition.shapes(self._layer_input_size(layer), hidden, bias).items():
                     names.append(name + self._suffix(layer, direction))
-                    self._shapes[names[-1]] = shape
                     setattr(self, names[-1], nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
                 self._all_weights.append(names)
         self.reset_parameters()
@@ -110,16 +108,7 @@ class Recurrent(nn.Module):
         return f"_l{layer}" + ("_reverse" if direction else "")
 
     def _weights(self, layer: int, direction: int) -> list[Tensor]:
-        """Whatever stands in the place of the weights by now; engines read as much memory as their shapes promise."""
-        names = self._all_weights[layer * self._directions + direction]
-        weights = [getattr(self, name) for name in names]
-        for name, weight in zip(names, weights, strict=True):
-            if weight.shape != self._shapes[name]:
-                raise RuntimeError(
-                    f"{type(self).__name__}: {name} should have the shape {self._shapes[name]}, "
-                    f"got {tuple(weight.shape)}"
-                )
-        return weights
+        return [getattr(self, name) for name in self._all_weights[layer * self._directions + direction]]
 
     @property
     def all_weights(self) -> list[list[Tensor]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,10 +38,16 @@ def scan(
     device = x.device.type
     if device in AUTOCAST and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
-        x, *cast = (t if t.dtype is torch.float64 else t.to(dtype) for t in (x, *state, *weights))
-        state, weights = tuple(cast[: len(state)]), cast[len(state) :]
+
+        def lowered(tensors: Iterable[Tensor]) -> list[Tensor]:
+            return [t if t.dtype is torch.float64 else t.to(dtype) for t in tensors]
+
+        x, *low_state = lowered((x, *state))
         with torch.autocast(device, enabled=False):
-            return scan(rec, x, state, weights, lengths, engine=engine, recompute=recompute, variation=variation)
+            if not engines.takes_as_they_are(engine, rec, x, weights, variation):
+                weights = lowered(weights)
+            options: dict[str, Any] = {"engine": engine, "recompute": recompute, "variation": variation}
+            return scan(rec, x, tuple(low_state), weights, lengths, **options)
     name = engines.choose(engine, rec, x, weights, variation)
     if name == "plain":
         return plain.scan(rec, x, state, weights, lengths, variation)

@@ -128,6 +128,15 @@ def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], varia
     return next(takers, "plain")
 
 
+def takes_as_they_are(
+    engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None
+) -> bool:
+    """Whether an engine reads weights of another precision than x's as they are, and rounds them itself."""
+    if weights[0].dtype is x.dtype or variation is not None or engine not in ("auto", *FUSED):
+        return False
+    return choose("auto", rec, x, weights) in (FUSED if engine == "auto" else (engine,))
+
+
 def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> None:
     """Raise if this is no fused engine, or one that cannot do this case."""
     if engine not in FUSED:

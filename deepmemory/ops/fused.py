@@ -469,6 +469,7 @@ class ScanBackward(torch.autograd.Function):
 def _plain_runs(
     rec: Recurrence, x: Tensor, state: State, weights: list[Tensor], lengths: Tensor | None
 ) -> tuple[Tensor, State]:
+    weights = [w.to(x.dtype) for w in weights]
     if x.dim() == 3:
         return plain.scan(rec, x, state, weights, lengths)
     of_lengths = None if lengths is None else 0

@@ -2,7 +2,8 @@
 
 Engines hand addresses to compiled code, past what torch checks in its own operators. Here shapes are compared with
 each other, dtype and device with the input's, and what a tensor spans with the memory that it has. Tensors whose values
-do not lie in memory as they read (negative views, zeros without memory) come out as ones whose values do.
+do not lie in memory as they read (negative views, zeros without memory) come out as ones whose values do. Weights may
+have another dtype than the input, one for all of them; whether an engine takes that is its own to say (``refuses``).
 """
 
 from __future__ import annotations
@@ -33,9 +34,15 @@ def forward(
     """x, state, weights and lengths as an engine may read them; lengths lie between 0 and the number of steps."""
     end, inputs = 1 + len(state), [x, *state, *weights]
     check_inputs(rec, end, tuple([t.shape for t in inputs]))
-    if not readable(inputs, x):
-        inputs = made_readable(rec, inputs, input_names(rec, len(weights)), x)
+    if not (readable(inputs[:end], x) and readable(inputs[end:], weights[0], x.device)):
+        inputs = _made_readable_inputs(rec, end, inputs)
     return inputs[0], inputs[1:end], inputs[end:], _within(rec, lengths, x)
+
+
+def _made_readable_inputs(rec: Recurrence, end: int, inputs: list[Tensor]) -> list[Tensor]:
+    names, x = input_names(rec, len(inputs) - end), inputs[0]
+    first = made_readable(rec, inputs[:end], names[:end], x)
+    return [*first, *made_readable(rec, inputs[end:], names[end:], inputs[end], x.device)]
 
 
 def backward(
@@ -55,9 +62,9 @@ def backward(
     records: list[Any] = [grad_y, *grad_final, y, trace]
     there = [t for t in records if t is not None]
     absent = tuple([t is None for t in records])
-    check_records(rec, shape_of_trace, end, len(inputs), tuple([t.shape for t in inputs + there]), absent)
-    if not readable(inputs + there, x):
-        inputs = made_readable(rec, inputs, input_names(rec, len(weights)), x)
+    check_records(rec, shape_of_trace, x.dtype, end, len(inputs), tuple([t.shape for t in inputs + there]), absent)
+    if not (readable(inputs[:end] + there, x) and readable(inputs[end:], weights[0], x.device)):
+        inputs = _made_readable_inputs(rec, end, inputs)
         names = [name for name, missing in zip(RECORDS[rec.states], absent, strict=True) if not missing]
         resolved = iter(made_readable(rec, there, names, x))
         records = [None if missing else next(resolved) for missing in absent]
@@ -79,9 +86,9 @@ def _within(rec: Recurrence, lengths: Tensor | None, x: Tensor) -> Tensor | None
     return lengths.clamp(0, steps)
 
 
-def readable(tensors: Sequence[Tensor], like: Tensor) -> bool:
-    """Whether an engine may read these tensors as they are, with the dtype and on the device of ``like``."""
-    dtype, device, size = like.dtype, like.device, like.itemsize
+def readable(tensors: Sequence[Tensor], like: Tensor, device: torch.device | None = None) -> bool:
+    """Whether an engine may read these tensors as they are, with the dtype of ``like`` and on its device or another."""
+    dtype, device, size = like.dtype, device or like.device, like.itemsize
     for t in tensors:  # one loop and no calls of our own: a small layer waits for Python
         if t.dtype is not dtype or t.device != device or t.is_neg() or not t.data_ptr():
             return False
@@ -96,15 +103,17 @@ def _span(t: Tensor) -> int:
     return 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
 
 
-def made_readable(rec: Recurrence, tensors: list[Tensor], names: Sequence[str], like: Tensor) -> list[Tensor]:
+def made_readable(
+    rec: Recurrence, tensors: list[Tensor], names: Sequence[str], like: Tensor, device: torch.device | None = None
+) -> list[Tensor]:
     """The same values as an engine may read them; raise where there are none."""
-    resolved = []
+    resolved, device = [], device or like.device
     for name, t in zip(names, tensors, strict=True):
-        if t.dtype is not like.dtype or t.device != like.device:
-            raise misplaced(rec, name, t, like.dtype, like.device)
+        if t.dtype is not like.dtype or t.device != device:
+            raise misplaced(rec, name, t, like.dtype, device)
         if t._is_zerotensor():
             t = torch.zeros_like(t)
-        if t.numel() and not readable([torch._neg_view(t) if t.is_neg() else t], like):
+        if t.numel() and not readable([torch._neg_view(t) if t.is_neg() else t], like, device):
             raise RuntimeError(
                 f"{rec.cell.upper()}: {name}, of shape {tuple(t.shape)}, reaches beyond its storage, which was freed "
                 f"or cut down to {t.untyped_storage().nbytes()} bytes; keep the storage of a layer's tensors as it is "
@@ -140,6 +149,7 @@ def check_inputs(rec: Recurrence, end: int, given: tuple[Shape, ...]) -> None:
 def check_records(
     rec: Recurrence,
     shape_of_trace: ShapeOfTrace,
+    dtype: torch.dtype,
     end: int,
     inputs: int,
     given: tuple[Shape, ...],
@@ -152,7 +162,7 @@ def check_records(
         raise RuntimeError(f"{rec.cell.upper()}: expected {rec.states} gradients of states, got {len(absent) - 3}")
     x, of_state = given[:2]
     weights = [torch.empty(shape, device="meta") for shape in given[end:inputs]]
-    of_y, of_trace = (*x[:-1], of_state[-1]), shape_of_trace(rec, torch.empty(x, device="meta"), weights)
+    of_y, of_trace = (*x[:-1], of_state[-1]), shape_of_trace(rec, torch.empty(x, device="meta", dtype=dtype), weights)
     expected = zip(names, [of_y, *[of_state] * rec.states, of_y, of_trace], absent, strict=True)
     wanted = [(name, shape) for name, shape, missing in expected if not missing]
     _compare(rec, [name for name, _ in wanted], given[inputs:], [shape for _, shape in wanted])

@@ -25,6 +25,7 @@ LEVEL_VARIABLE = "DEEPMEMORY_CPU_LEVEL"
 _CELL = {name: i for i, name in enumerate(CELLS)}
 _ACTIVATION = {name: i for i, name in enumerate(ACTIVATIONS)}
 _DTYPE = {torch.float32: 0, torch.float64: 1}
+_HALF = (torch.bfloat16, torch.float16)  # computed in float32
 _TILE = 16  # kLanes in plan.h
 _HEADER = 16  # kTraceHeader in plan.h
 
@@ -97,8 +98,10 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
     """Why this engine cannot do this case, or None."""
     if x.device.type != "cpu":
         return f"it runs on the CPU and x is on {x.device}"
-    if x.dtype not in _DTYPE:
-        return f"it computes in float32 and float64, not {x.dtype}"
+    if x.dtype not in _DTYPE and x.dtype not in _HALF:
+        return f"it takes float32, float64, bfloat16 and float16, not {x.dtype}"
+    if weights and weights[0].dtype is not x.dtype:
+        return f"its weights are {weights[0].dtype}, and the input is {x.dtype}"
     if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
         return "it has no LSTM with a projected state (proj_size)"
     return None
@@ -109,13 +112,18 @@ def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int,
     *runs, steps, batch, _ = x.shape
     record = _record(rec, len(runs), tuple([w.shape for w in weights]))
     rows_stored = batch if record > 0 else (batch + _TILE - 1) // _TILE * _TILE
-    return (_HEADER + math.prod(runs) * steps * rows_stored * abs(record),)
+    numbers = _HEADER + math.prod(runs) * steps * rows_stored * abs(record)
+    return (2 * numbers if x.dtype in _HALF else numbers,)  # a float32 fills the place of two
 
 
 def forward(
     rec: Recurrence, x: Tensor, state: list[Tensor], weights: list[Tensor], lengths: Tensor | None, save: bool
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """y (R, T, B, d), final states, trace (empty unless ``save``)."""
+    if x.dtype in _HALF:
+        wide_state, wide_weights = ([t.float() for t in tensors] for tensors in (state, weights))
+        y, final, trace = forward(rec, x.float(), wide_state, wide_weights, lengths, save)
+        return y.to(x.dtype), [end.to(x.dtype) for end in final], trace.view(x.dtype)
     width = state[0].shape[-1]
     first = x.dim() - 3  # dimension after the runs
     state, weights = _within_runs(state, first), _within_runs(weights, first)
@@ -148,6 +156,12 @@ def backward(
     needs: list[bool],
 ) -> list[Tensor | None]:
     """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
+    if x.dtype in _HALF:
+        grad_y, *ends = (None if g is None else g.float() for g in (grad_y, *grad_final))
+        wide_state, wide_weights = ([t.float() for t in tensors] for tensors in (state, weights))
+        record = y.float(), trace.view(torch.float32)
+        wide = backward(rec, grad_y, ends, x.float(), wide_state, wide_weights, lengths, *record, needs)
+        return [None if g is None else g.to(x.dtype) for g in wide]
     _check_header(rec, trace, x.shape[-2])
     tensors = (x, *state, *weights)
     grads = [_empty_like(t) if needed else None for t, needed in zip(tensors, needs, strict=True)]
