@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from deepmemory.ops import cpu, cuda, nvrtc
+from deepmemory.ops import cpu, nvrtc, triton
 from deepmemory.ops.recurrence import Recurrence, Variation
 
 
@@ -65,7 +65,7 @@ class FusedEngine(Protocol):
 # accepts a case, its kernels are faster than those of the ones after it (benchmarks/results, as CUDA graph).
 FUSED: dict[str, FusedEngine] = {
     "nvrtc": cast(FusedEngine, nvrtc),
-    "cuda": cast(FusedEngine, cuda),
+    "triton": cast(FusedEngine, triton),
     "cpu": cast(FusedEngine, cpu),
 }
 NAMES = ("plain", *FUSED)

@@ -16,15 +16,15 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 import deepmemory as dm
 from deepmemory import export
-from deepmemory.ops import cuda, engines, plain
+from deepmemory.ops import engines, plain, triton
 
 exporting = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),  # torch's own
     pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
 ]
 
-DEVICES = {"plain": "cpu", "cpu": "cpu", "cuda": "cpu" if cuda.interpreted() else "cuda", "nvrtc": "cuda"}
-DTYPES = {"plain": torch.float64, "cpu": torch.float64, "cuda": torch.float32, "nvrtc": torch.float32}
+DEVICES = {"plain": "cpu", "cpu": "cpu", "triton": "cpu" if triton.interpreted() else "cuda", "nvrtc": "cuda"}
+DTYPES = {"plain": torch.float64, "cpu": torch.float64, "triton": torch.float32, "nvrtc": torch.float32}
 VARIATIONS = {
     "layer_norm": {"layer_norm": True, "transition": [7, 6]},
     "residual": {"residual": True, "transition": [6, 6, 6]},

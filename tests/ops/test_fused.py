@@ -16,8 +16,8 @@ from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module
 import deepmemory as dm
 from deepmemory.ops import CELLS, Recurrence, engines, fused
 
-DEVICES = {"cpu": "cpu", "cuda": "cuda", "nvrtc": "cuda"}
-DTYPES = {"cpu": torch.float64, "cuda": torch.float32, "nvrtc": torch.float32}
+DEVICES = {"cpu": "cpu", "triton": "cuda", "nvrtc": "cuda"}
+DTYPES = {"cpu": torch.float64, "triton": torch.float32, "nvrtc": torch.float32}
 
 
 def missing(name: str) -> str | None:

@@ -19,8 +19,8 @@ import deepmemory as dm
 from deepmemory import ops
 from deepmemory.ops import Recurrence, engines, fused
 
-DEVICES = {"cpu": "cpu", "cuda": "cuda", "nvrtc": "cuda"}
-DTYPES = {"cpu": torch.float64, "cuda": torch.float32, "nvrtc": torch.float32}
+DEVICES = {"cpu": "cpu", "triton": "cuda", "nvrtc": "cuda"}
+DTYPES = {"cpu": torch.float64, "triton": torch.float32, "nvrtc": torch.float32}
 
 
 def missing(name: str) -> str | None:

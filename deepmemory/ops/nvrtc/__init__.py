@@ -110,7 +110,7 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> Layer:
     if runs * x.shape[-3] * batch >= MOST_ROWS:
         raise RuntimeError(
             f"engine='nvrtc' takes fewer than {MOST_ROWS} runs x steps x sequences, got {runs} x {x.shape[-3]} x "
-            f"{batch}; give it fewer at a time, or use engine='cuda'"
+            f"{batch}; give it fewer at a time, or use engine='triton'"
         )
     tensor_cores = x.dtype is not torch.float32 or hoisted.tf32_allowed()
     key = (rec, x.dtype, weights[1].dtype, tensor_cores, runs, batch, index, *[weight.shape for weight in weights])

@@ -1,4 +1,4 @@
-"""Fused loops over time for NVIDIA GPUs, in Triton.
+"""Fused loops over time in Triton: for GPUs where NVRTC is missing, and for very wide layers.
 
 What does not recur is done before and after by matrix products over all steps (``hoisted``). What recurs is two
 sweeps, forward and backward, in which one program takes a tile of sequences through all time steps.
@@ -72,7 +72,7 @@ def forward(
         y, final, trace = forward(rec, x[None], [s[None] for s in state], [w[None] for w in weights], within, save)
         return y.squeeze_(0), [f.squeeze_(0) for f in final], trace  # no views: they may be changed in place
 
-    from deepmemory.ops.cuda import sweeps  # Triton is imported when first used
+    from deepmemory.ops.triton import sweeps  # Triton is imported when first used
 
     weight, bias = rec.input_weights(weights)
     if bias is not None and rec.cell in ("rnn", "lstm"):
@@ -99,7 +99,7 @@ def backward(
         grads = backward(rec, optional[0], optional[2:], *some, optional[1], y[None], trace, needs)
         return [None if g is None else g[0] for g in grads]
 
-    from deepmemory.ops.cuda import sweeps
+    from deepmemory.ops.triton import sweeps
 
     ends = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_final, state, strict=True)]
     deltas, grad_state = sweeps.backward(rec, grad_y, ends, state, weights, lengths, y, trace)

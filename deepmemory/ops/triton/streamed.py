@@ -29,8 +29,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from deepmemory.ops.cuda import pointwise as pw
-from deepmemory.ops.cuda.memory import before, dot, get, put
+from deepmemory.ops.triton import pointwise as pw
+from deepmemory.ops.triton.memory import before, dot, get, put
 
 COLUMNS = tl.constexpr(8)
 

@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import hoisted
-from deepmemory.ops.cuda.resident import backward_resident, forward_resident
-from deepmemory.ops.cuda.streamed import backward_streamed, forward_streamed
 from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.triton.streamed import backward_streamed, forward_streamed
 
 GROUPS = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # groups of rows in the layer that makes the gates
 ALIGN = 16  # widths are padded to this many features, the least a tensor core takes
-RESERVED_SHARED_MEMORY = 32 * 1024  # what a resident sweep needs besides its weights, for exchange between threads
-BYTES_PER_WARP = 16 * 1024  # resident weights a warp reads in each step
 TILE_COST = 96  # what starting a tile costs, in columns
 MANY_PROGRAMS = 128  # with more tiles than this a GPU is full, and larger tiles read the weights less often
 
@@ -48,11 +45,10 @@ class Layer(NamedTuple):
 class Plan(NamedTuple):
     """Block sizes of one sweep, to be chosen in ``plan`` alone."""
 
-    resident: bool  # weights kept on the chip through all steps, or streamed in each
     rows: int  # sequences of one program (BM)
-    hidden: int  # outputs of a hidden layer at a time (BN); where resident all of them (H)
-    gates: int  # states at a time, times the cell's gates (BN_GATES); where resident all of them (D)
-    inner: int  # inputs at a time (BK), where streamed
+    hidden: int  # outputs of a hidden layer at a time (BN)
+    gates: int  # states at a time, times the cell's gates (BN_GATES)
+    inner: int  # inputs at a time (BK)
     warps: int
     stages: int
 
@@ -61,11 +57,6 @@ def plan(rec: Recurrence, layers: list[Layer], tensor: Tensor, programs: int, ba
     """Block sizes for this case; ``programs`` is how many tiles of 16 rows there are in all runs together."""
     d = layers[0].inputs
     widest = max(layer.width for layer in layers)
-    if fits_on_chip(rec, layers, tensor):
-        state, hidden = _power_of_two(d), _power_of_two(layers[0].width)
-        warps = max(max(state, hidden) // 16, _resident_bytes(layers, tensor) // BYTES_PER_WARP)
-        return Plan(True, 16, hidden, state, 0, warps=min(8, _power_of_two(warps, 1)), stages=1)
-
     rows = 16 if programs <= MANY_PROGRAMS else 32
     cap = 512 if rows == 16 else 128  # accumulators of a row, in registers
     groups = GROUPS[rec.cell]
@@ -73,24 +64,12 @@ def plan(rec: Recurrence, layers: list[Layer], tensor: Tensor, programs: int, ba
         gates, hidden = _tile(d, cap // 2), _tile(widest, cap // 2)
         columns = max(gates, hidden)
     else:
-        gates, hidden = _tile(d, cap // _power_of_two(groups, 1)), _tile(widest, min(256, cap))
+        gates, hidden = _tile(d, cap // _power_of_two(groups)), _tile(widest, min(256, cap))
         columns = max(groups * gates, hidden)
     inner = 32 if tensor.dtype == torch.float32 else 64
     stage = (rows + columns) * inner * tensor.element_size()  # bytes of shared memory, and one stage needs none
     stages = max(2, min(4, 1 + _shared_memory(tensor.device) // stage))
-    return Plan(False, rows, hidden, gates, inner, warps=8 if rows * columns >= 2048 else 4, stages=stages)
-
-
-def fits_on_chip(rec: Recurrence, layers: list[Layer], tensor: Tensor) -> bool:
-    """Whether the resident sweeps know this transition and one block's shared memory holds its padded weights."""
-    if len(layers) > (2 if rec.cell in ("dmu", "rhn") else 1):
-        return False
-    return _resident_bytes(layers, tensor) <= _shared_memory(tensor.device) - RESERVED_SHARED_MEMORY
-
-
-def _resident_bytes(layers: list[Layer], tensor: Tensor) -> int:
-    weights = sum(layer.groups * _power_of_two(layer.width) * _power_of_two(layer.inputs) for layer in layers)
-    return weights * (8 if precision(tensor) == "tf32x3" else tensor.element_size())  # three products split them in two
+    return Plan(rows, hidden, gates, inner, warps=8 if rows * columns >= 2048 else 4, stages=stages)
 
 
 def _tile(width: int, most: int) -> int:
@@ -150,29 +129,18 @@ def forward(
         "enable_fp_fusion": True,
     }
     with _device_of(projected):
-        if chosen.resident:
-            first, second = _plain(layers[0].weight), _plain(layers[1].weight) if len(layers) == 2 else None
-            bias = layers[-1].bias
-            bias = None if bias is None else _plain(bias)
-            forward_resident[(tiles,)](
-                *tensors, first, second, bias, _contiguous(lengths), *results,
-                steps, batch, d, layers[0].width, projected.shape[-1], features,
-                _run_stride(first), _run_stride(second), _run_stride(bias),
-                TWO_LAYERS=len(layers) == 2, BIAS=bias is not None, D=chosen.gates, H=chosen.hidden, **choices,
-            )  # fmt: skip
-        else:
-            packed, starts = pack(layers, transposed=False)
-            biases, bias_starts = pack_biases(layers)
-            table = layer_table(rec, layers, starts, bias_starts, projected.device)
-            width = max(_padded(layer.inputs) for layer in layers)
-            operand = projected.new_empty(tiles, 2, chosen.rows, width)
-            carry = projected.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
-            forward_streamed[(tiles,)](
-                *tensors, packed, biases, _contiguous(lengths), table, *results, operand, carry,
-                steps, batch, d, _padded(d), len(layers), len(layers) - 1 if rec.cell == "dmu" else 0,
-                projected.shape[-1], features, width, packed.shape[1], 0 if biases is None else biases.shape[1],
-                BIAS=biases is not None, BN=chosen.hidden, BN_GATES=chosen.gates, BK=chosen.inner, **choices,
-            )  # fmt: skip
+        packed, starts = pack(layers, transposed=False)
+        biases, bias_starts = pack_biases(layers)
+        table = layer_table(rec, layers, starts, bias_starts, projected.device)
+        width = max(_padded(layer.inputs) for layer in layers)
+        operand = projected.new_empty(tiles, 2, chosen.rows, width)
+        carry = projected.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
+        forward_streamed[(tiles,)](
+            *tensors, packed, biases, _contiguous(lengths), table, *results, operand, carry,
+            steps, batch, d, _padded(d), len(layers), len(layers) - 1 if rec.cell == "dmu" else 0,
+            projected.shape[-1], features, width, packed.shape[1], 0 if biases is None else biases.shape[1],
+            BIAS=biases is not None, BN=chosen.hidden, BN_GATES=chosen.gates, BK=chosen.inner, **choices,
+        )  # fmt: skip
     return y, final, trace
 
 
@@ -216,25 +184,17 @@ def backward(
         "enable_fp_fusion": True,
     }
     with _device_of(y):
-        if chosen.resident:
-            first, second = _plain(layers[0].weight), _plain(layers[1].weight) if len(layers) == 2 else None
-            backward_resident[(tiles,)](
-                *tensors, first, second, _contiguous(lengths), *results,
-                steps, batch, d, layers[0].width, trace.shape[-1], features, _run_stride(first), _run_stride(second),
-                GROUPS=GROUPS[rec.cell], TWO_LAYERS=len(layers) == 2, D=chosen.gates, H=chosen.hidden, **choices,
-            )  # fmt: skip
-        else:
-            packed, starts = pack(layers, transposed=True)
-            table = layer_table(rec, layers, starts, (0,) * len(layers), y.device)
-            width = max(layer.groups * _padded(layer.width) for layer in layers)
-            operand = y.new_empty(tiles, 2, chosen.rows, width)
-            carry = y.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
-            backward_streamed[(tiles,)](
-                *tensors, packed, _contiguous(lengths), table, *results, operand, carry,
-                steps, batch, d, _padded(d), len(layers), len(layers) - 1 if rec.cell == "dmu" else 0,
-                trace.shape[-1], features, width, packed.shape[1],
-                BN=chosen.hidden, BN_GATES=chosen.gates, BK=chosen.inner, **choices,
-            )  # fmt: skip
+        packed, starts = pack(layers, transposed=True)
+        table = layer_table(rec, layers, starts, (0,) * len(layers), y.device)
+        width = max(layer.groups * _padded(layer.width) for layer in layers)
+        operand = y.new_empty(tiles, 2, chosen.rows, width)
+        carry = y.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
+        backward_streamed[(tiles,)](
+            *tensors, packed, _contiguous(lengths), table, *results, operand, carry,
+            steps, batch, d, _padded(d), len(layers), len(layers) - 1 if rec.cell == "dmu" else 0,
+            trace.shape[-1], features, width, packed.shape[1],
+            BN=chosen.hidden, BN_GATES=chosen.gates, BK=chosen.inner, **choices,
+        )  # fmt: skip
     return deltas, grads
 
 
@@ -326,22 +286,13 @@ def _padded(width: int) -> int:
     return -(-width // ALIGN) * ALIGN
 
 
-def _power_of_two(width: int, least: int = ALIGN) -> int:
+def _power_of_two(width: int) -> int:
     """The least power of two that covers ``width``."""
-    return max(least, 1 << (width - 1).bit_length())
+    return 1 << (width - 1).bit_length()
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:
     return None if tensor is None else tensor.contiguous()
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """Each run's part contiguous; runs that share it keep sharing it."""
-    return tensor if tensor[0].is_contiguous() else tensor.contiguous()
-
-
-def _run_stride(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.stride(0)
 
 
 def _device_of(tensor: Tensor) -> AbstractContextManager[object]:

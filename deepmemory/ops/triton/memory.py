@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,import-untyped,import-not-found"
-"""Loads, stores and products that both families of sweeps share."""
+"""Loads, stores and products of the sweeps."""
 
 from __future__ import annotations
 

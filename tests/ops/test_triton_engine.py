@@ -2,7 +2,7 @@
 
 On a machine without a GPU the kernels run in Triton's interpreter. It has to be chosen before Triton is imported
 and would offer the engine to every other test, so a child process runs this file then. To see each test by itself:
-``TRITON_INTERPRET=1 pytest tests/ops/test_cuda_engine.py``.
+``TRITON_INTERPRET=1 pytest tests/ops/test_triton_engine.py``.
 """
 
 import os
@@ -17,11 +17,11 @@ from tolerances import TOLERANCES
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from deepmemory.ops import cuda, engines, fused, hoisted, plain
+from deepmemory.ops import engines, fused, hoisted, plain, triton
 from deepmemory.ops.recurrence import Recurrence
 
-ON_GPU = torch.cuda.is_available() and not cuda.interpreted()
-RUNS_HERE = ON_GPU or cuda.interpreted()
+ON_GPU = torch.cuda.is_available() and not triton.interpreted()
+RUNS_HERE = ON_GPU or triton.interpreted()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
 if not RUNS_HERE:
@@ -122,7 +122,7 @@ def results(scan, rec: Recurrence, tensors: list[Tensor], lengths: Tensor | None
 
 
 def kernels(rec, x, state, weights, lengths, recompute=False):
-    return fused.scan(rec, "cuda", recompute, x, state, weights, lengths)
+    return fused.scan(rec, "triton", recompute, x, state, weights, lengths)
 
 
 def assert_agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: tuple[float, float]) -> None:
@@ -160,17 +160,14 @@ def _float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hoisted, "tf32_allowed", lambda: False)
 
 
-@pytest.fixture(params=["resident", "streamed", "tiled"])
-def family(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Weights kept on the chip; streamed; streamed in other tiles, so that every loop has several turns."""
-    from deepmemory.ops.cuda import sweeps
+@pytest.fixture(params=["usual", "small"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As large as they usually are, and so small that every loop over them has several turns."""
+    from deepmemory.ops.triton import sweeps
 
-    if request.param != "resident":
-        monkeypatch.setattr(sweeps, "fits_on_chip", lambda *_: False)
-    if request.param == "tiled":
-        usual, tiles = sweeps.plan, {"rows": 32, "hidden": 16, "gates": 16, "inner": 16}
-        monkeypatch.setattr(sweeps, "plan", lambda *args, **kw: usual(*args, **kw)._replace(**tiles))
-    return request.param
+    if request.param == "small":
+        usual, small = sweeps.plan, {"rows": 32, "hidden": 16, "gates": 16, "inner": 16}
+        monkeypatch.setattr(sweeps, "plan", lambda *args, **kw: usual(*args, **kw)._replace(**small))
 
 
 SMALL = [
@@ -185,8 +182,9 @@ SMALL = [
 
 
 @here
+@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("case", SMALL, ids=str)
-def test_agrees_with_plain(case: Case, family: str):
+def test_agrees_with_plain(case: Case):
     check(case)
 
 
@@ -206,10 +204,9 @@ def test_negative_views_and_lengths_beyond_the_sequence(reverse: bool):
 
 
 @here
-@pytest.mark.parametrize("family", ["resident", "streamed"], indirect=True)
 @pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
 @pytest.mark.parametrize("case", SMALL, ids=str)
-def test_lengths_without_bias(case: Case, reverse: bool, family: str):
+def test_lengths_without_bias(case: Case, reverse: bool):
     check(replace(case, d=5, widths=(7,) * len(case.widths), reverse=reverse, lengths=True, bias=False))
 
 
@@ -241,8 +238,7 @@ def test_activations(activation: str, widths: tuple[int, ...]):
 
 
 @here
-@pytest.mark.parametrize("family", ["resident", "streamed"], indirect=True)
-def test_rnn_with_relu(family: str):
+def test_rnn_with_relu():
     check(Case("rnn", 6, batch=2, steps=3, activation="relu"))
 
 
@@ -254,9 +250,8 @@ def test_half_precision(case: Case, dtype: torch.dtype):
 
 
 @here
-@pytest.mark.parametrize("family", ["resident", "streamed"], indirect=True)
 @pytest.mark.parametrize("cell", ["dmu", "rhn", "gru", "lstm"])
-def test_saturated_gates(cell: str, family: str):
+def test_saturated_gates(cell: str):
     """Gates far in their tails: float32 must not lose the gradients that pass through a closed gate."""
     case = Case(cell, 6, batch=2, steps=3)
     tensors, _ = case.tensors()
@@ -269,9 +264,8 @@ def test_saturated_gates(cell: str, family: str):
 
 
 @here
-@pytest.mark.parametrize("family", ["resident", "streamed"], indirect=True)
 @pytest.mark.parametrize("cell", ["dmu", "gru", "lstm"])
-def test_runs_side_by_side(cell: str, family: str):
+def test_runs_side_by_side(cell: str):
     """Under vmap every run has its own weights and lengths and all share x."""
     case = Case(cell, 6, (7,) if cell == "dmu" else (), batch=3, steps=4, lengths=True)
     rec = case.recurrence
@@ -296,8 +290,7 @@ def test_runs_side_by_side(cell: str, family: str):
 
 
 @here
-@pytest.mark.parametrize("family", ["resident", "streamed"], indirect=True)
-def test_only_what_is_asked_for(family: str):
+def test_only_what_is_asked_for():
     """Without a gradient of y, and with frozen weights."""
     case = Case("dmu", 5, (7,), batch=3, steps=3)
     (x, h0, *weights), _ = case.tensors()
@@ -330,13 +323,13 @@ def test_recomputed_equals_kept():
 )
 def test_shape_of_the_trace_is_known_without_data(case: Case):
     (x, h0, *weights), _ = case.tensors()
-    _, _, trace = cuda.forward(
+    _, _, trace = triton.forward(
         case.recurrence, x[None].float(), [h0[None].float()], [w[None].float() for w in weights], None, True
     )
     mode = FakeTensorMode()
     fake = [mode.from_tensor(t) for t in (x[None], *weights)]
     with mode:
-        assert cuda.trace_shape(case.recurrence, fake[0], fake[1:]) == tuple(trace.shape)
+        assert triton.trace_shape(case.recurrence, fake[0], fake[1:]) == tuple(trace.shape)
 
 
 @here
@@ -352,24 +345,24 @@ def test_no_sequences():
 def test_refuses_with_a_reason():
     case = Case("lstm", 5)
     (x, _, _, *weights), _ = case.tensors()
-    assert "float64" in cuda.refuses(case.recurrence, x, weights)
+    assert "float64" in triton.refuses(case.recurrence, x, weights)
     x, weights = x.float(), [w.float() for w in weights]
-    assert cuda.refuses(case.recurrence, x, weights) is None
-    assert "proj_size" in cuda.refuses(case.recurrence, x, [*weights, weights[1][:2]])
-    assert "dtype" in cuda.refuses(case.recurrence, x, [w.half() for w in weights])
-    assert engines.choose("cuda", case.recurrence, x, weights) == "cuda"
-    with pytest.raises(RuntimeError, match="engine='cuda' cannot do this"):
-        engines.choose("cuda", case.recurrence, x.double(), weights)
+    assert triton.refuses(case.recurrence, x, weights) is None
+    assert "proj_size" in triton.refuses(case.recurrence, x, [*weights, weights[1][:2]])
+    assert "dtype" in triton.refuses(case.recurrence, x, [w.half() for w in weights])
+    assert engines.choose("triton", case.recurrence, x, weights) == "triton"
+    with pytest.raises(RuntimeError, match="engine='triton' cannot do this"):
+        engines.choose("triton", case.recurrence, x.double(), weights)
 
 
 def test_says_why_it_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "CUDA" in cuda.unavailable()
+    assert "CUDA" in triton.unavailable()
 
 
 def test_kernels_are_imported_when_first_used():
-    code = "import sys, deepmemory.ops.cuda; sys.exit('deepmemory.ops.cuda.sweeps' in sys.modules)"
+    code = "import sys, deepmemory.ops.triton; sys.exit('deepmemory.ops.triton.sweeps' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -427,18 +420,18 @@ HOPPER_SHARED_MEMORY = 227 * 1024
 )
 def test_compiles_for_hopper(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path):
     pytest.importorskip("triton")
-    from deepmemory.ops.cuda import sweeps
+    from deepmemory.ops.triton import sweeps
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(sweeps, "_shared_memory", lambda _: HOPPER_SHARED_MEMORY)
     monkeypatch.setattr(sweeps, "precision", lambda t: "tf32x3" if t.dtype == torch.float32 else "tf32")
-    for name in ("forward_resident", "forward_streamed", "backward_resident", "backward_streamed"):
+    for name in ("forward_streamed", "backward_streamed"):
         monkeypatch.setattr(sweeps, name, Recorder(getattr(sweeps, name)))
     tensors, lengths = case.tensors()
     x, *rest = (t.to(case.dtype)[None] for t in tensors)
     state, weights = rest[: case.recurrence.states], rest[case.recurrence.states :]
     lengths = None if lengths is None else lengths[None]
-    y, final, trace = cuda.forward(case.recurrence, x, state, weights, lengths, True)
+    y, final, trace = triton.forward(case.recurrence, x, state, weights, lengths, True)
     sweeps.backward(case.recurrence, y, final, state, weights, lengths, y, trace)
 
 
@@ -520,10 +513,10 @@ def test_captured_in_a_cuda_graph(name: str):
 
 @gpu_only
 def test_neither_batch_nor_length_recompiles():
-    from deepmemory.ops.cuda import resident
+    from deepmemory.ops.triton import streamed
 
     def compiled() -> int:
-        return sum(len(caches[0]) for caches in resident.forward_resident.device_caches.values())
+        return sum(len(caches[0]) for caches in streamed.forward_streamed.device_caches.values())
 
     for batch, steps in ((3, 4), (16, 16), (1, 1), (33, 7)):
         check(replace(SMALL[0], batch=batch, steps=steps))
