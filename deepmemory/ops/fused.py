@@ -21,7 +21,7 @@ from deepmemory.ops import engines, gate, plain
 from deepmemory.ops.recurrence import Recurrence
 
 State = tuple[Tensor, ...]
-ORDINARY = (Tensor, torch.nn.Parameter)  # types that want to see no operators
+ORDINARY = frozenset((Tensor, torch.nn.Parameter))  # types that want to see no operators
 
 RECOMPUTED_PIECES = 8  # a sequence is cut into this many pieces whose traces are made again, one at a time
 
@@ -54,8 +54,7 @@ def scan(
 
 def seen_by_others(tensors: Sequence[Tensor]) -> bool:
     """Whether a tensor subclass, a mode or a tracer wants to see operators."""
-    ordinary = all(type(t) in ORDINARY for t in tensors)
-    return not ordinary or torch._C._len_torch_dispatch_stack() > 0 or in_jit_trace()
+    return not ORDINARY.issuperset(map(type, tensors)) or torch._C._len_torch_dispatch_stack() > 0 or in_jit_trace()
 
 
 def in_jit_trace() -> bool:

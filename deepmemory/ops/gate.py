@@ -93,7 +93,7 @@ def readable(tensors: Sequence[Tensor], like: Tensor, device: torch.device | Non
         if t.dtype is not dtype or t.device != device or t.is_neg() or not t.data_ptr():
             return False
         span = t.nbytes if t.is_contiguous() else _span(t) * size
-        if t.storage_offset() * size + span > t.untyped_storage().nbytes():
+        if t.storage_offset() * size + span > len(t.untyped_storage()):
             return False
     return True
 

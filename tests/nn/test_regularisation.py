@@ -403,7 +403,7 @@ class TestEveryOption:
         assert_close(grads(torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False), leaves), expected)
 
 
-@pytest.mark.skipif(torch.cuda.is_available() or cuda.interpreted(), reason="the engine runs here")
+@pytest.mark.skipif(torch.cuda.is_available() or triton.interpreted(), reason="the engine runs here")
 def test_recurrent_dropout_on_the_triton_engine_in_its_interpreter():
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
