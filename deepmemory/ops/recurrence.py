@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -50,6 +51,12 @@ class Recurrence(NamedTuple):
         if self.bias:
             return list(zip(weights[3::2], weights[4::2], strict=True))
         return [(weight, None) for weight in weights[2:]]
+
+    def between(self, weights: Sequence[Tensor]) -> Sequence[int]:
+        """Places of the weights whose columns are units of the state or of a hidden layer."""
+        if self.cell not in ("dmu", "rhn"):
+            return range(1, min(2, len(weights)))
+        return [1, *range(3, len(weights), 2)][: len(weights) // 2] if self.bias else range(1, len(weights))
 
     def on_state(self, weights: list[Tensor]) -> list[int]:
         """Places of the weights whose columns are units of the state: one, or one for each layer of an rhn."""
