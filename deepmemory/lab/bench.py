@@ -479,42 +479,61 @@ def described(shape: dict[str, Any]) -> str:
     return text + (f", {shape['runs']} runs" if shape["runs"] > 1 else "")
 
 
-def speed_table(result: dict[str, Any], mode: str = "float32") -> str:
-    """Forward + backward in ms as Markdown: the Python loop, torch's layers of as many weights, ours, and ratios.
+def median(row: dict[str, Any] | None, way: str) -> float | None:
+    """Milliseconds of one result, where they were taken in this way."""
+    return row[way]["median_ms"] if row and way in row else None
 
-    On a GPU the same as CUDA graphs, which is all but the loop's.
-    """
-    gpu, table = "gpu" in result["machine"], times(result, mode)
-    peers = ("dm.DMU (plain)", "nn.GRU, equal weights", "nn.LSTM, equal weights")
+
+def written(value: float | None, bold: bool = False) -> str:
+    """Three digits, or a dash."""
+    return "-" if value is None else f"**{value:.3g}**" if bold else f"{value:.3g}"
+
+
+def table_of(header: list[str], lines: list[list[str]]) -> str:
+    """Markdown."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *lines))
+
+
+def speed_table(result: dict[str, Any]) -> str:
+    """Forward + backward in milliseconds, as Markdown."""
+    return gpu_table(result) if "gpu" in result["machine"] else cpu_table(result)
+
+
+PEERS = ("nn.GRU, equal weights", "nn.LSTM, equal weights")
+
+
+def cpu_table(result: dict[str, Any]) -> str:
+    """The Python loop, torch's layers of as many weights, ours, and ratios."""
+    lines = []
+    for name, rows in times(result, "float32").items():
+        if best := chosen(rows):
+            mine = median(best, "forward_backward")
+            others = [median(rows.get(peer), "forward_backward") for peer in ("dm.DMU (plain)", *PEERS)]
+            cells = [f"`{name}`: {described(best['shape'])}", *map(written, others), written(mine, bold=True)]
+            lines.append([*cells, *(written(other / mine if other and mine else None) for other in others[:2])])
     header = ["shape", "Python loop", "nn.GRU", "nn.LSTM", "dm.DMU", "loop / DMU", "nn.GRU / DMU"]
-    header += ["graph: nn.GRU", "graph: nn.LSTM", "graph: dm.DMU"] if gpu else []
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    return table_of(header, lines)
 
-    def median(row: dict[str, Any] | None, way: str) -> float | None:
-        return row[way]["median_ms"] if row and way in row else None
 
-    def written(value: float | None, bold: bool = False) -> str:
-        return "-" if value is None else f"**{value:.3g}**" if bold else f"{value:.3g}"
-
-    for name, rows in table.items():
-        best = chosen(rows)
-        if best is None:
-            continue
-        mine = median(best, "forward_backward")
-        others = [median(rows.get(peer), "forward_backward") for peer in peers]
-        cells = [f"`{name}`: {described(best['shape'])}", *map(written, others), written(mine, bold=True)]
-        cells += [written(other / mine if other and mine else None) for other in others[:2]]
-        if gpu:
-            cells += [written(median(rows.get(peer), "as_cuda_graph")) for peer in peers[1:]]
-            cells.append(written(median(best, "as_cuda_graph"), bold=True))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def gpu_table(result: dict[str, Any]) -> str:
+    """Ours, and the better of torch's GRU and LSTM of as many weights: as CUDA graphs in each precision, and eager."""
+    tables = {mode: times(result, mode) for mode in PRECISIONS}
+    lines = []
+    for name in tables["float32"]:
+        shape = next(iter(tables["float32"][name].values()))["shape"]
+        cells = [f"`{name}`: {described(shape)}"]
+        for mode, way in [*((mode, "as_cuda_graph") for mode in PRECISIONS), ("float32", "forward_backward")]:
+            rows = tables[mode].get(name, {})
+            peers = [time for peer in PEERS if (time := median(rows.get(peer), way)) is not None]
+            cells.append(f"{written(median(chosen(rows), way), bold=True)} / {written(min(peers, default=None))}")
+        lines.append(cells)
+    return table_of(["shape", *("float32", "TF32", "bfloat16"), "float32, without a graph"], lines)
 
 
 LOOKS = {  # line and colour of a curve, by how its name begins
     "dm.DMU (cpu": ("o-", "#0072B2"),
     "dm.DMU (nvrtc": ("o-", "#0072B2"),
-    "dm.DMU (cuda": ("d-.", "#56B4E9"),
+    "dm.DMU (triton": ("d-.", "#56B4E9"),
     "nn.GRU": ("s--", "#D55E00"),
     "nn.LSTM": ("^:", "#009E73"),
 }

@@ -322,7 +322,7 @@ def bench(
     file = out / f"bench-{device}.json"
     result = timing.bench(device, names, modes, layers, seconds, growth, loop, file, engines=ours)
     timing.draw(result, file.with_suffix(".svg"))
-    print(timing.speed_table(result, modes[0]))
+    print(timing.speed_table(result))
     print(f"numbers: {file}\npicture: {file.with_suffix('.svg')}")
 
 

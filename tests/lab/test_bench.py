@@ -79,20 +79,29 @@ def test_a_cut_at_any_moment_leaves_what_was_measured(tmp_path, monkeypatch):
     assert "forward_backward" in json.loads(out.read_text())["shapes"][-1]
 
 
-def test_the_table_compares_calls_with_calls_and_graphs_with_graphs():
-    def row(contestant, eager, graph=None):
-        times = {"forward_backward": {"median_ms": eager}}
-        captured = {"as_cuda_graph": {"median_ms": graph}} if graph else {}
-        return {"shape": asdict(TINY), "precision": "float32", "contestant": contestant, **times, **captured}
+def row(contestant, eager, graph=None, precision="float32"):
+    times = {"forward_backward": {"median_ms": eager}}
+    captured = {"as_cuda_graph": {"median_ms": graph}} if graph else {}
+    return {"shape": asdict(TINY), "precision": precision, "contestant": contestant, **times, **captured}
 
-    rows = [row("dm.DMU (plain)", 50.0), row("dm.DMU (nvrtc)", 1.0, 0.25), row("nn.GRU, equal weights", 2.0, 0.5)]
-    gpu = bench.speed_table({"machine": {"gpu": "one"}, "shapes": rows}).splitlines()
-    assert gpu[0].endswith("| loop / DMU | nn.GRU / DMU | graph: nn.GRU | graph: nn.LSTM | graph: dm.DMU |")
-    assert gpu[2].endswith("| 50 | 2 | - | **1** | 50 | 2 | 0.5 | - | **0.25** |")
-    rows[1]["contestant"] = "dm.DMU (cpu)"
-    assert (
-        bench.speed_table({"machine": {}, "shapes": rows}).splitlines()[2].endswith("| 50 | 2 | - | **1** | 50 | 2 |")
-    )
+
+def test_the_table_of_a_gpu_has_every_precision_beside_the_better_peer():
+    rows = [
+        row("dm.DMU (nvrtc)", 1.0, 0.25),
+        row("nn.GRU, equal weights", 2.0, 0.5),
+        row("nn.LSTM, equal weights", 1.5, 0.75),
+        row("dm.DMU (nvrtc)", 9.0, 0.2, "bfloat16"),
+        row("nn.LSTM, equal weights", 8.0, 0.125, "bfloat16"),
+    ]
+    head, _, line = bench.speed_table({"machine": {"gpu": "one"}, "shapes": rows}).splitlines()
+    assert head == "| shape | float32 | TF32 | bfloat16 | float32, without a graph |"
+    assert line.endswith("| **0.25** / 0.5 | - / - | **0.2** / 0.125 | **1** / 1.5 |")
+
+
+def test_the_table_of_a_cpu_has_the_loop_and_ratios():
+    rows = [row("dm.DMU (plain)", 50.0), row("dm.DMU (cpu)", 1.0), row("nn.GRU, equal weights", 2.0)]
+    table = bench.speed_table({"machine": {}, "shapes": rows})
+    assert table.splitlines()[2].endswith("| 50 | 2 | - | **1** | 50 | 2 |")
 
 
 def test_what_no_graph_can_hold_keeps_its_eager_time(monkeypatch):
