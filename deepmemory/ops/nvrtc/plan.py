@@ -28,14 +28,18 @@ WARP = 7e-3  # and for each warp that takes part
 FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element for each lane; every further one
 SEND = 5e-4  # 16 bytes to every block
 READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from shared memory; one product for each lane
-TILE, UNIT = 9e-4, 0.05  # 16 x 8 sums on the tensor cores, over half a unit; how long a warp waits for a unit
+TILE = 9e-4  # 16 x 8 sums on the tensor cores, over half a unit
+QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and for a unit of the tensor cores
 # Bytes that the second cache gives in a microsecond: to one multiprocessor, and to all of them.
 STREAMED_BYTES, ALL_STREAMED_BYTES = 6e4, 5.5e6
 BARRIERS = 4  # floats of shared memory
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
-# needs more for the rest. Measured: with 64 a step of ten layers takes 10 % longer than with 32.
+# needs more for the rest. A block of fewer threads has more for each.
 REGISTER_FLOATS = {(FMA, "shallow"): 64, (FMA, "deep"): 32, (MMA, "shallow"): 48, (MMA, "deep"): 0}
+FEW_WARPS, MANY_REGISTER_FLOATS = 8, 128
+FEW_BLOCKS = 3  # of a cluster
 SHALLOW = 2  # linear layers at most
+SMALL, TINY = 4096, 12  # weights of a layer in all, and its widest part
 EARLY_FLOATS = 32  # of weights that a thread fetches while inputs are on their way
 
 
@@ -154,11 +158,15 @@ def plan(
     """
     best: tuple[float, Plan] | None = None
     for product, cluster in itertools.product(products, (1, *clusters_at_once)):
-        for warps in _warps(shape, product):
-            resident = MOST_WARPS // warps  # blocks that share a multiprocessor
+        for warps in _warps(shape, product, cluster):
+            # Blocks that share a multiprocessor, unless they fill its registers.
+            resident = MOST_WARPS // warps if _small(shape) or product == MMA else 1
             at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
             for rows in (rows for rows in ROWS[product] if rows <= batch or rows == ROWS[product][0]):
                 layout = lay_out(shape, product, rows, cluster, warps, shared_limit)
+                streams = any((*layout.forward.streamed, *layout.backward.streamed))
+                if streams and product == FMA and warps <= FEW_WARPS:
+                    continue  # few warps do not hide how far the memory is
                 if max(layout.shared_bytes) <= shared_limit:
                     clusters = runs * -(-batch // rows)
                     blocks, waves = min(clusters, at_once) * cluster, -(-clusters // at_once)
@@ -169,12 +177,18 @@ def plan(
     return best[1]
 
 
-def _warps(shape: Shape, product: str) -> tuple[int, ...]:
+def _small(shape: Shape) -> bool:
+    """Whether a few warps hold all weights in registers, and more of them only wait for one another."""
+    return sum(layer.inputs * layer.features * layer.gates for layer in shape.layers()) <= SMALL
+
+
+def _warps(shape: Shape, product: str, cluster: int) -> tuple[int, ...]:
     """Of a block."""
-    weights = sum(layer.inputs * layer.features * layer.gates for layer in shape.layers())
-    if weights <= 8192:
-        return (2 if weights <= 512 else 4 if weights <= 4096 else 8,)
-    return (MOST_WARPS,) if product == FMA else (8, MOST_WARPS)
+    if _small(shape):
+        return (2,) if max(shape.widths) <= TINY else (4,)
+    if product == MMA:
+        return FEW_WARPS, MOST_WARPS
+    return (4, FEW_WARPS, MOST_WARPS) if cluster <= FEW_BLOCKS else (MOST_WARPS,)
 
 
 def microseconds(shape: Shape, layout: Plan, backward: bool, blocks: int) -> float:
@@ -217,6 +231,8 @@ def lay_out(
     """Put weights into registers, then shared memory, then leave the rest in global memory."""
     if register_floats is None:
         register_floats = REGISTER_FLOATS[product, "shallow" if len(shape.widths) <= SHALLOW else "deep"]
+        if product == FMA and warps <= FEW_WARPS:
+            register_floats = MANY_REGISTER_FLOATS
     size = input_bytes(shape, product)
     padded_rows = -(-rows // 8) * 8 if product == MMA else rows
     sweeps = []
@@ -336,6 +352,7 @@ def _lanes(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
         rows_per_lane,
         per_lane,
         4 * rows_per_lane * per_lane * MULTIPLICATION,
+        QUAD * rows_per_lane,
     )
 
 
