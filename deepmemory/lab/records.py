@@ -144,10 +144,14 @@ class Records:
                 raise RecordsError(f"--out {self.out} is no folder that can be written to ({error})") from None
         self.write = write
         mode = "rwc" if write else "ro"
-        with explained(path):
-            self.db = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=60, isolation_level=None
+        if lacks_its_log(path):
+            print(
+                f"warning: {path} was copied while a command was writing to it, or after one was killed, and without "
+                f"{path.name}-wal, which has the newest numbers: some may be missing. Copy both files",
+                file=sys.stderr,
             )
+        with explained(path):
+            self.db = connect(path, mode)
         try:
             with explained(path):
                 self.version = version = self.db.execute("PRAGMA user_version").fetchone()[0]
@@ -167,6 +171,7 @@ class Records:
         """Readers and one writer at a time, nothing lost when the power goes; tables where there are none."""
         patiently(lambda: self.db.execute("PRAGMA journal_mode=WAL"))
         self.db.execute("PRAGMA synchronous=FULL")
+        self.db.execute("PRAGMA wal_autocheckpoint=1")  # after every commit: a copy of the file alone lacks little
         with self.transaction():
             version = self.db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
@@ -178,8 +183,7 @@ class Records:
                 self.db.execute(WATCH)
             if version < 4:
                 self.db.execute(PACKED_WATCH)
-            if version < SCHEMA_VERSION:
-                self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")  # always: see lacks_its_log
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -197,9 +201,12 @@ class Records:
     def close(self) -> None:
         """Leave one file behind that can be copied and kept."""
         if self.write:
-            with suppress(sqlite3.OperationalError):  # another process is at work and will do it
-                self.db.execute("PRAGMA busy_timeout=0")
-                self.db.execute("PRAGMA journal_mode=DELETE")
+            self.db.execute("PRAGMA busy_timeout=0")
+            for pause in (0, os.getpid() % 97 / 1000):  # two that close at once are in each other's way, but once only
+                time.sleep(pause)
+                with suppress(sqlite3.OperationalError):  # another process is at work and will do it
+                    self.db.execute("PRAGMA journal_mode=DELETE")
+                    break
         self.db.close()
 
     # --- writing ---------------------------------------------------------------------------------
@@ -425,6 +432,33 @@ class Records:
     def lock(self, setting: Setting, say: Callable[[str], None] = print) -> Any:
         """Hold a study for this process; waits, and says so, while another process trains it."""
         return hold_lock(self.out / "locks" / f"{setting.task}-{setting.cell}-{setting.key}.lock", say)
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A database, to be read (ro), or written and made where it is not there (rwc)."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=60, isolation_level=None)
+
+
+def lacks_its_log(path: Path) -> bool:
+    """Whether records are open for writing, or were when a process was killed, and their write-ahead log is not here.
+
+    The header tells the first: closing them puts it back. A writer has something in the log from the start, and a
+    log that is empty is one that SQLite made for a reader.
+    """
+
+    def seems_so() -> bool:
+        with suppress(OSError):
+            if os.stat(f"{path}-wal").st_size:
+                return False
+        with suppress(OSError), open(path, "rb") as file:
+            header = file.read(20)
+            return header.startswith(b"SQLite format 3") and header[18:] == b"\x02\x02"  # format.html, 1.3.3
+        return False
+
+    if seems_so():
+        time.sleep(0.2)  # somebody may be opening or closing them at this moment
+        return seems_so()
+    return False
 
 
 @contextmanager
