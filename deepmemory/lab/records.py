@@ -24,7 +24,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -673,14 +673,40 @@ def best_weights(path: Path, seed: int) -> dict[str, Tensor]:
 def merge(sources: Sequence[Path | str], out: Path | str) -> Records:
     """Join what several machines recorded into a new folder, in as little room as goes.
 
-    The same run twice must tell the same story.
+    The same run twice must tell the same story. Killed at any moment, it can be repeated: nothing counts as
+    merged before the one transaction ends that writes all rows, and checkpoints come before its end.
     """
-    target = Path(out)
-    if (target / "records.sqlite").exists():
-        raise FileExistsError(f"{target} has records already; give --out a new folder")
-    opened = [Records(source) for source in sources]
-    chosen: dict[tuple[str, int], tuple[Records, Study, Run]] = {}
-    studies: dict[str, Study] = {}
+    with ExitStack() as held:
+        opened = [held.enter_context(closing(Records(source))) for source in sources]
+        studies, chosen = choose(opened)
+        target = Path(out)
+        taken = FileExistsError(f"{target} has records already; give --out a new folder")
+        finished = not nothing_recorded(target / "records.sqlite")
+        if finished and not is_merged(target, studies, chosen):
+            raise taken
+        merged = Records(target, write=True)
+        try:
+            if not finished:
+                with merged.transaction():
+                    if merged.db.execute("SELECT 1 FROM study").fetchone():  # of another process, just now
+                        raise taken
+                    _copy_chosen(merged, studies, chosen)
+                    for records, study, run in chosen.values():
+                        _copy_checkpoint(records, merged, study.setting, run.seed)
+            with explained(merged.path):
+                merged.db.execute("VACUUM")
+        except BaseException:
+            merged.close()
+            raise
+    return merged
+
+
+Chosen = dict[tuple[str, int], tuple[Records, Study, Run]]  # by the key of a study and by seed
+
+
+def choose(opened: Sequence[Records]) -> tuple[dict[str, Study], Chosen]:
+    """Every study, and the record of each run that has come furthest."""
+    studies, chosen = dict[str, Study](), Chosen()
     for records in opened:
         for study in records.studies():
             key = study.setting.key
@@ -695,15 +721,35 @@ def merge(sources: Sequence[Path | str], out: Path | str) -> Records:
                     check_same_story(study, run, records.out, other[2], other[0].out)
                 if other is None or progress(run) > progress(other[2]):
                     chosen[key, run.seed] = (records, study, run)
-    merged = Records(target, write=True)
-    with merged.transaction():
-        _copy_chosen(merged, studies, chosen)
-    for records, study, run in chosen.values():
-        _copy_checkpoint(records, merged, study.setting, run.seed)
-    for records in opened:
-        records.close()
-    merged.db.execute("VACUUM")
-    return merged
+    return studies, chosen
+
+
+def nothing_recorded(path: Path) -> bool:
+    """Whether a file of records is not there, or as it was made: without a study."""
+    if not path.exists():
+        return True
+    with explained(path), closing(connect(path, "ro")) as db:
+        made = db.execute("PRAGMA user_version").fetchone()[0] > 0
+        return not made or db.execute("SELECT count(*) FROM study").fetchone()[0] == 0
+
+
+def is_merged(target: Path, studies: dict[str, Study], chosen: Chosen) -> bool:
+    """Whether records are what a merge would write, as after one that was killed just before it could say so."""
+    if target.resolve() in {records.out.resolve() for records, *_ in chosen.values()}:
+        return False
+    with closing(Records(target)) as merged:
+        found = merged.studies()
+    settings = {study.setting.key: study.setting for study in found}
+    stories = {(study.setting.key, run.seed): story(run) for study in found for run in study.runs}
+    return settings == {key: study.setting for key, study in studies.items()} and stories == {
+        which: story(run) for which, (_, _, run) in chosen.items()
+    }
+
+
+def story(run: Run) -> tuple[Any, ...]:
+    """What is recorded of a run but for times; numbers as bits, so that nan equals nan."""
+    test = None if run.test is None else pack(run.test)
+    return run.state, run.first_under, run.best_epoch, test, tuple(map(pack, run.curves))
 
 
 def progress(run: Run) -> tuple[int, bool]:
@@ -727,9 +773,7 @@ def check_same_story(study: Study, run: Run, where: Path, other: Run, elsewhere:
         )
 
 
-def _copy_chosen(
-    merged: Records, studies: dict[str, Study], chosen: dict[tuple[str, int], tuple[Records, Study, Run]]
-) -> None:
+def _copy_chosen(merged: Records, studies: dict[str, Study], chosen: Chosen) -> None:
     sessions: dict[tuple[Path, int], int] = {}
     watched: dict[tuple[Path, str], dict[int, dict[str, dict[int, float]]]] = {}
     ids = {
@@ -773,8 +817,8 @@ def _copy_checkpoint(records: Records, merged: Records, setting: Setting, seed: 
     for path in sorted(records.checkpoint_folder(setting).glob("*.safetensors")):
         target = merged.checkpoint_folder(setting) / path.name
         if seed in load_checkpoint(path)[1]["seeds"] and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
+            write_whole(target, path.read_bytes())
+            shutil.copystat(path, target)
 
 
 # --- provenance -----------------------------------------------------------------------------------
