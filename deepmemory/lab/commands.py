@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +33,13 @@ if TYPE_CHECKING:
 
 def guard(app: Callable[[], Any]) -> None:
     """Run the command line; a mistake, or a machine that fails, gets one line that says what is wrong."""
+    from deepmemory.lab.processes import ProcessLost
+
     try:
         app()
+    except ProcessLost as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)  # whatever else is done at the end of a process would wait for the one that is gone
     except (ValueError, ModuleNotFoundError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
