@@ -552,18 +552,22 @@ def hold_lock(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     except ImportError:  # no such locks on Windows
         raise RuntimeError("training needs file locks of the kind Linux and macOS have; on Windows use WSL") from None
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a+") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            say(f"waiting: {path.stem} is being trained by {file.read().strip() or 'another process'}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(open(path, "ab+", buffering=0))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                say(f"waiting: {path.stem} is being trained by {file.read().decode().strip() or 'another process'}")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}".encode())
+        except OSError as error:
+            raise RecordsError(
+                f"{path} cannot be written: {error.strerror or error}. When the cause is gone, the same command goes on"
+            ) from error
         yield
 
 

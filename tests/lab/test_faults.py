@@ -215,6 +215,23 @@ def test_a_full_disk(tmp_path, run, limit, width, named):
     assert told(tmp_path / "full") == told(tmp_path / "whole")
 
 
+def test_a_full_disk_while_a_lock_is_written(tmp_path):
+    path = tmp_path / "locks" / "study.lock"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(RecordsError) as error, records.hold_lock(path, print):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (
+        str(error.value)
+        == f"{path} cannot be written: File too large. When the cause is gone, the same command goes on"
+    )
+    with records.hold_lock(path, pytest.fail):
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
+
+
 @pytest.mark.parametrize("garbage", ["cut", "text", "emptied", "holes", "values"])
 def test_damaged_records(tmp_path, run, trained, garbage):
     out = tmp_path / "whole"
