@@ -11,6 +11,7 @@ Read :func:`run_on_ray` first.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import socket
@@ -56,6 +57,11 @@ class Share:
     runs: int = 0  # at most so many in one group; 0: all of a study on a GPU, 16 on CPUs
     cpus: float = 1
     gpus: float = 0
+
+    def __post_init__(self) -> None:
+        for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)):
+            if not 0 <= amount < math.inf:
+                raise ValueError(f"--{name} should be a number from 0 on, got {amount}")
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ FEEDBACKS = ("own", "teacher")
 PIXELS = ("ordered", "permuted")
 SHARED_RATE = "same"  # value of module_rate: the paper's DMU-C
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+LARGEST = 2**31 - 1  # of any whole number
 THRESHOLDS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the validation loss, in the paper's figures
 
 
@@ -110,6 +111,9 @@ class Setting:
         for name, value in asdict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} should be a finite number, got {value}")
+            numbers = value if isinstance(value, tuple) else (value,)
+            if any(isinstance(number, int) and number > LARGEST for number in numbers):
+                raise ValueError(f"{name} should be at most {LARGEST}, got {value}")
         for name in ("lr", "gamma", "stop_below"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} should be positive, got {getattr(self, name)}")

@@ -222,6 +222,12 @@ def test_a_cluster_that_is_not_there_is_named(tmp_path, monkeypatch, address):
         run_on_ray([TINY], range(2), tmp_path, CPU, PlainLines(), address=address)
 
 
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
+def test_a_share_is_a_number(amount):
+    with pytest.raises(ValueError, match="--gpus should be a number from 0 on, got"):
+        Share(gpus=amount)
+
+
 LISTENS = """
 import ray, psutil  # in this order: Ray brings psutil along
 from deepmemory.lab import fanout
