@@ -142,7 +142,7 @@ class Records:
                 self.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RecordsError(f"--out {self.out} is no folder that can be written to ({error})") from None
-        self.write = write
+        self.write = False  # until the file is known to be ours
         mode = "rwc" if write else "ro"
         if lacks_its_log(path):
             print(
@@ -155,7 +155,8 @@ class Records:
         try:
             with explained(path):
                 self.version = version = self.db.execute("PRAGMA user_version").fetchone()[0]
-                if write and 0 <= version <= SCHEMA_VERSION:
+                self.write = write and 0 <= version <= SCHEMA_VERSION
+                if self.write:
                     self._prepare()
                     self.version = version = SCHEMA_VERSION
             if not 1 <= version <= SCHEMA_VERSION:
@@ -164,7 +165,7 @@ class Records:
                     "use the deepmemory version that wrote it, or another --out"
                 )
         except BaseException:
-            self.db.close()
+            self.close()
             raise
 
     def _prepare(self) -> None:
@@ -204,7 +205,7 @@ class Records:
             self.db.execute("PRAGMA busy_timeout=0")
             for pause in (0, os.getpid() % 97 / 1000):  # two that close at once are in each other's way, but once only
                 time.sleep(pause)
-                with suppress(sqlite3.OperationalError):  # another process is at work and will do it
+                with suppress(sqlite3.Error):  # another process is at work and will do it, or the file is damaged
                     self.db.execute("PRAGMA journal_mode=DELETE")
                     break
         self.db.close()
