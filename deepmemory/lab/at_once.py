@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -35,6 +36,7 @@ from deepmemory.lab.studies import Tracker, Watch, run_studies
 from deepmemory.lab.training import Epoch
 
 CONTROL = "nvidia-cuda-mps-control"
+STOPPING = 10.0  # seconds that a worker has to close the records
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 # Whether a GPU can be used, in a process that ends again.
 PROBE = """
@@ -76,7 +78,8 @@ def run_at_once(
                     here, there = context.Pipe(duplex=False)
                     work = (setting, seeds, out, machine, watch, there, living)
                     process = context.Process(target=train_one, args=work, daemon=True)
-                    process.start()
+                    with ignored_interrupts():
+                        process.start()
                     there.close()  # the worker's end alone is left: it closes when the worker ends
                     workers[here] = setting, process
                 living.value = len(workers)
@@ -100,6 +103,9 @@ def run_at_once(
         finally:
             for _, process in workers.values():  # stopped by hand
                 process.terminate()
+            for _, process in workers.values():
+                process.join(STOPPING)
+                process.kill()
                 process.join()
     return lost
 
@@ -150,14 +156,26 @@ def train_one(
 ) -> None:
     """Runs in a process of its own."""
     relay = Relay(connection)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process stops this one
     try:
         run_studies([setting], seeds, out, machine, relay, watch=watch, sharers=lambda: max(1, living.value))
     except KeyboardInterrupt:
         pass  # the first process says so
     except Exception as error:
-        connection.send(("failed", (f"{type(error).__name__}: {error}",)))
+        with suppress(OSError):  # nobody is there any more
+            connection.send(("failed", (f"{type(error).__name__}: {error}",)))
     finally:
         relay.close()
+
+
+@contextmanager
+def ignored_interrupts() -> Iterator[None]:
+    """A process that is started meanwhile never hears of Ctrl-C, which a terminal sends to all of them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

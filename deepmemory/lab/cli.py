@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deepmemory.lab import commands, paper
-from deepmemory.lab.settings import HELP, LANGUAGES, PIXELS, TASKS
+from deepmemory.lab.settings import HELP, LANGUAGES, LARGEST, PIXELS, TASKS
 from deepmemory.lab.tracking import TRACKERS
 
 app = typer.Typer(
@@ -23,17 +23,18 @@ data_app = typer.Typer(help="Public data: what there is, fetching it, checking i
 app.add_typer(data_app, name="data")
 
 Out = Annotated[Path, typer.Option("--out", help="folder for everything that is written")]
-Runs = Annotated[int, typer.Option(min=1, help="runs of each cell, side by side")]
-Seed = Annotated[int, typer.Option(min=0, help="seed of the first run; the others count up from it")]
+MOST_RUNS = MOST_STEPS = 10**6
+Runs = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="runs of each cell, side by side")]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="seed of the first run; the others count up from it")]
 Device = Annotated[str, typer.Option(help=HELP["device"])]
 Engine = Annotated[str, typer.Option(help=HELP["engine"])]
 Graph = Annotated[bool, typer.Option("--graph/--no-graph", help=HELP["graph"])]
-Threads = Annotated[int, typer.Option(min=0, help=HELP["threads"])]
+Threads = Annotated[int, typer.Option(min=0, max=10_000, help=HELP["threads"])]
 TrackerName = Annotated[str, typer.Option("--tracker", help=f"also log to: {', '.join(TRACKERS)}")]
 Data = Annotated[Path | None, typer.Option("--data", help="folder of local copies; default: $DEEPMEMORY_DATA")]
 DataNames = Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="which; default: all")]
-Devices = Annotated[int, typer.Option(min=1, help=HELP["devices"])]
-Nodes = Annotated[int, typer.Option(min=1, help=HELP["nodes"])]
+Devices = Annotated[int, typer.Option(min=1, max=1000, help=HELP["devices"])]
+Nodes = Annotated[int, typer.Option(min=1, max=10_000, help=HELP["nodes"])]
 Recompute = Annotated[bool, typer.Option("--recompute", help=HELP["recompute"])]
 Quick = Annotated[bool, typer.Option("--quick", help="one small DMU that learns something in two minutes on a CPU")]
 Checkpoint = Annotated[Path, typer.Argument(help="OUT/checkpoints/STUDY/runs-*.safetensors, or the study's folder")]
@@ -76,7 +77,9 @@ def paper_command(
     runs: Annotated[
         int | None,
         typer.Option(
-            min=1, help=f"of each cell, side by side; default: {paper.RUNS}, and {paper.REAL_RUNS} with real data"
+            min=1,
+            max=MOST_RUNS,
+            help=f"of each cell, side by side; default: {paper.RUNS}, and {paper.REAL_RUNS} with real data",
         ),
     ] = None,
     seed: Seed = 0,
@@ -247,7 +250,7 @@ def bench_command(
     cells: Annotated[
         str, typer.Option(help="which of our layers, separated by commas: DMU, RHN, RNN, GRU, LSTM")
     ] = "DMU",
-    seconds: Annotated[float, typer.Option(min=0, help="for each contestant at each shape")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0, max=3600, help="for each contestant at each shape")] = 1.0,
     growth: Annotated[bool, typer.Option(help="also let one size grow at a time")] = False,
     loop: Annotated[bool, typer.Option(help="time the Python loop too")] = True,
     engines: Annotated[
@@ -297,7 +300,7 @@ def sweep_command(
     sampler: Annotated[str, typer.Option(help="tpe, random or grid")] = "tpe",
     pruner: Annotated[str, typer.Option(help="which trials to cut short: median, halving or none")] = "median",
     trials: Annotated[
-        int | None, typer.Option(min=1, help="in all, earlier ones counted; default: the grid, or 50")
+        int | None, typer.Option(min=1, max=MOST_RUNS, help="in all, earlier ones counted; default: the grid, or 50")
     ] = None,
     storage: Annotated[
         str | None, typer.Option(help="postgresql://... for many machines; default: SQLite in OUT")
@@ -344,7 +347,7 @@ def compose_command(
     ] = None,
     from_: Annotated[Path | None, typer.Option("--from", help="go on with a MIDI file")] = None,
     given: Annotated[int, typer.Option(min=0, help="frames of it to begin with; 0 is all")] = 50,
-    steps: Annotated[int, typer.Option(min=0, help="frames to compose")] = 200,
+    steps: Annotated[int, typer.Option(min=0, max=MOST_STEPS, help="frames to compose")] = 200,
     temperature: Temperature = 1.0,
     tempo: Annotated[float, typer.Option(min=10, max=1000, help="beats per minute")] = 120.0,
     seed: DrawSeed = 0,
@@ -361,9 +364,10 @@ def translate_command(
     checkpoint: Checkpoint,
     text: Annotated[str | None, typer.Argument(help="a sentence in the language of the checkpoint")] = None,
     run: OneRun = None,
-    beam: Annotated[int, typer.Option(min=1, help="translations followed at once; 1 is greedy")] = 5,
+    beam: Annotated[int, typer.Option(min=1, max=1000, help="translations followed at once; 1 is greedy")] = 5,
     length_power: Annotated[
-        float, typer.Option(min=0, help="beam: rank by log-probability / words ** this; 0 leaves the length out")
+        float,
+        typer.Option(min=0, max=100, help="beam: rank by log-probability / words ** this; 0 leaves the length out"),
     ] = 1.0,
     bleu: Annotated[
         bool, typer.Option("--bleu", help="measure the run's test split, greedy and with the beam")
@@ -381,7 +385,7 @@ def generate_command(
     checkpoint: Checkpoint,
     text: Annotated[str, typer.Argument(help="how the text begins")],
     run: OneRun = None,
-    words: Annotated[int, typer.Option(min=0, help="how many follow")] = 50,
+    words: Annotated[int, typer.Option(min=0, max=MOST_STEPS, help="how many follow")] = 50,
     temperature: Temperature = 1.0,
     top: Annotated[int, typer.Option(min=0, help="draw from so many of the likeliest words; 0 is all")] = 40,
     seed: DrawSeed = 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,27 +34,36 @@ if TYPE_CHECKING:
 
 def guard(app: Callable[[], Any]) -> None:
     """Run the command line; a mistake, or a machine that fails, gets one line that says what is wrong."""
+    from deepmemory.lab.processes import ProcessLost
+
     try:
         app()
+    except ProcessLost as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(2)  # whatever else is done at the end of a process would wait for the one that is gone
     except (ValueError, ModuleNotFoundError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not memory_ran_out(error):
             raise
         print(
-            "error: the GPU has too little memory for this. Train fewer runs at once: --runs 10, then the same with "
-            "--seed 10; or keep less: --recompute; or take smaller batches. Every finished epoch is saved",
+            "error: the GPU or the machine has too little memory for this. Train fewer runs at once: --runs 10, then "
+            "the same with --seed 10; or keep less: --recompute; or take smaller batches. "
+            "Every finished epoch is saved",
             file=sys.stderr,
         )
         sys.exit(2)
 
 
 def memory_ran_out(error: BaseException | None) -> bool:
-    """Whether a GPU without room is at the bottom of an error."""
+    """Whether a GPU or a machine without room is at the bottom of an error."""
     import torch
 
-    return error is not None and (isinstance(error, torch.OutOfMemoryError) or memory_ran_out(error.__cause__))
+    if error is None:
+        return False
+    full = isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+    return full or memory_ran_out(error.__cause__)
 
 
 WATCHES = ("none", "gradients")
@@ -397,6 +407,8 @@ def export(checkpoint: Path, format: str, run: int | None, to: Path | None, data
     """Write one run's network in a format that others read."""
     import logging
 
+    from safetensors import SafetensorError
+
     from deepmemory.export import FORMATS
     from deepmemory.lab import exporting
     from deepmemory.lab.models import load_model
@@ -406,7 +418,12 @@ def export(checkpoint: Path, format: str, run: int | None, to: Path | None, data
     model = load_model(checkpoint, run, data)
     study = (checkpoint if checkpoint.is_dir() else checkpoint.parent).resolve()
     path = to or without_links(study.parents[1], "export", f"{study.name}-{model.seed}.{format}")
-    inputs = exporting.save(model, path, format)
+    if path.exists() and not path.is_file():  # a device, say, which a new file would take the place of
+        raise ValueError(f"--to {path} is no file that can be written; give the name of a new one")
+    try:
+        inputs = exporting.save(model, path, format)
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be written: {error}") from None
     if as_json:
         print(json.dumps({"event": "export", "path": str(path), "seed": model.seed, "inputs": list(inputs)}))
     else:

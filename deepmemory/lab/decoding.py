@@ -241,7 +241,7 @@ def draw(answer: Tensor, temperature: float, top: int, generator: torch.Generato
     """One of the words (words,), by their likelihood."""
     if temperature == 0:
         return int(answer.argmax())
-    likely, words = (answer.double() / temperature).topk(min(top or len(answer), len(answer)))
+    likely, words = ((answer.double() - answer.max()) / temperature).topk(min(top or len(answer), len(answer)))
     return int(words[torch.multinomial(likely.softmax(-1), 1, generator=generator)])
 
 

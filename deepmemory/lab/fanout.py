@@ -11,12 +11,13 @@ Read :func:`run_on_ray` first.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ except ModuleNotFoundError:
     raise ModuleNotFoundError("--on ray needs Ray: pip install 'deepmemory[ray]'") from None
 
 ATTEMPTS = 3  # in a row without a new checkpoint, before a group is given up
+LOOPBACK = "127.0.0.1"
 PATIENCE = 10.0  # seconds without news before the driver looks whether anybody can do what is left
 
 
@@ -55,6 +57,11 @@ class Share:
     runs: int = 0  # at most so many in one group; 0: all of a study on a GPU, 16 on CPUs
     cpus: float = 1
     gpus: float = 0
+
+    def __post_init__(self) -> None:
+        for name, amount in (("cpus", self.cpus), ("gpus", self.gpus)):
+            if not 0 <= amount < math.inf:
+                raise ValueError(f"--{name} should be a number from 0 on, got {amount}")
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,7 @@ def run_on_ray(
     """
     own = not ray.is_initialized()
     if own:
-        connect(address)
+        connect(address, display.say)
     records = Records(out, write=True)
     jobs: list[Job] = []
     try:
@@ -148,20 +155,38 @@ def run_on_ray(
             ray.shutdown()
 
 
-def connect(address: str | None) -> None:
-    """Join a cluster, or start one of this machine's processors."""
+def connect(address: str | None, say: Callable[[str], None]) -> None:
+    """Join a cluster, or start one of this machine's processors that nobody else can reach."""
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     host, _, port = address.rpartition(":")
     try:
         if host and port.isdecimal():  # Ray itself would try for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         dashboard = False if address == "local" else None
-        ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
+        with listening_here_alone() if address == "local" else nullcontext():
+            ray.init(address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"no Ray cluster at {address} ({str(error).splitlines()[0]}); start one with ray start --head, "
             "or leave --address out to use this machine alone"
         ) from None
+    if address == "local" and (host := ray.util.get_node_ip_address()) != LOOPBACK:
+        say(
+            f"WARNING: Ray {ray.__version__} listens on {host} and may run code for whoever can connect to it. "
+            "Put a firewall in front of this machine, or train with --on here"
+        )
+
+
+@contextmanager
+def listening_here_alone() -> Iterator[None]:
+    """Let Ray bind its ports to 127.0.0.1, as it does on macOS; ``ray.init`` has no option for that on Linux."""
+    constants = ray._private.ray_constants
+    clusters = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = clusters
 
 
 def fitting_runs(share: Share, runs: int) -> int:

@@ -25,7 +25,7 @@ import time
 import zlib
 from array import array
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -151,17 +151,22 @@ class Records:
                 self.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RecordsError(f"--out {self.out} is no folder that can be written to ({error})") from None
-        self.write = write
+        self.write = False  # until the file is known to be ours
         mode = "rwc" if write else "ro"
-        with explained(path):
-            self.db = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=60, isolation_level=None
+        if lacks_its_log(path):
+            print(
+                f"warning: {path} was copied while a command was writing to it, or after one was killed, and without "
+                f"{path.name}-wal, which has the newest numbers: some may be missing. Copy both files",
+                file=sys.stderr,
             )
+        with explained(path):
+            self.db = connect(path, mode)
         try:
             with explained(path):
                 check_tables(self.db, path)
                 self.version = version = self.db.execute("PRAGMA user_version").fetchone()[0]
-                if write and 0 <= version <= SCHEMA_VERSION:
+                self.write = write and 0 <= version <= SCHEMA_VERSION
+                if self.write:
                     self._prepare()
                     self.version = version = SCHEMA_VERSION
             if not 1 <= version <= SCHEMA_VERSION:
@@ -170,13 +175,14 @@ class Records:
                     "use the deepmemory version that wrote it, or another --out"
                 )
         except BaseException:
-            self.db.close()
+            self.close()
             raise
 
     def _prepare(self) -> None:
         """Readers and one writer at a time, nothing lost when the power goes; tables where there are none."""
         patiently(lambda: self.db.execute("PRAGMA journal_mode=WAL"))
         self.db.execute("PRAGMA synchronous=FULL")
+        self.db.execute("PRAGMA wal_autocheckpoint=1")  # after every commit: a copy of the file alone lacks little
         with self.transaction():
             version = self.db.execute("PRAGMA user_version").fetchone()[0]
             if version == 0:
@@ -188,8 +194,7 @@ class Records:
                 self.db.execute(WATCH)
             if version < 4:
                 self.db.execute(PACKED_WATCH)
-            if version < SCHEMA_VERSION:
-                self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            self.db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")  # always: see lacks_its_log
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -207,9 +212,12 @@ class Records:
     def close(self) -> None:
         """Leave one file behind that can be copied and kept."""
         if self.write:
-            with suppress(sqlite3.OperationalError):  # another process is at work and will do it
-                self.db.execute("PRAGMA busy_timeout=0")
-                self.db.execute("PRAGMA journal_mode=DELETE")
+            self.db.execute("PRAGMA busy_timeout=0")
+            for pause in (0, os.getpid() % 97 / 1000):  # two that close at once are in each other's way, but once only
+                time.sleep(pause)
+                with suppress(sqlite3.Error):  # another process is at work and will do it, or the file is damaged
+                    self.db.execute("PRAGMA journal_mode=DELETE")
+                    break
         self.db.close()
 
     # --- writing ---------------------------------------------------------------------------------
@@ -493,6 +501,33 @@ def check_study(study: Study, sessions: Container[int]) -> None:
             raise ValueError(f"what stands at seed {shown(run.seed)} of {study.setting.task} is not what a run has")
 
 
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """A database, to be read (ro), or written and made where it is not there (rwc)."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=60, isolation_level=None)
+
+
+def lacks_its_log(path: Path) -> bool:
+    """Whether records are open for writing, or were when a process was killed, and their write-ahead log is not here.
+
+    The header tells the first: closing them puts it back. A writer has something in the log from the start, and a
+    log that is empty is one that SQLite made for a reader.
+    """
+
+    def seems_so() -> bool:
+        with suppress(OSError):
+            if os.stat(f"{path}-wal").st_size:
+                return False
+        with suppress(OSError), open(path, "rb") as file:
+            header = file.read(20)
+            return header.startswith(b"SQLite format 3") and header[18:] == b"\x02\x02"  # format.html, 1.3.3
+        return False
+
+    if seems_so():
+        time.sleep(0.2)  # somebody may be opening or closing them at this moment
+        return seems_so()
+    return False
+
+
 @contextmanager
 def explained(path: Path, garbage: tuple[type[Exception], ...] = ()) -> Iterator[None]:
     """What SQLite has against a records file, or ``garbage`` in it, with the file's name and what to do."""
@@ -597,18 +632,22 @@ def hold_lock(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     except ImportError:  # no such locks on Windows
         raise RuntimeError("training needs file locks of the kind Linux and macOS have; on Windows use WSL") from None
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open_own(path, "a+") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            say(f"waiting: {path.stem} is being trained by {file.read().strip() or 'another process'}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()} on {platform.node()}")
-        file.flush()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = held.enter_context(open_own(path, "ab+", buffering=0))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                say(f"waiting: {path.stem} is being trained by {file.read().decode().strip() or 'another process'}")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}".encode())
+        except OSError as error:
+            raise RecordsError(
+                f"{path} cannot be written: {error.strerror or error}. When the cause is gone, the same command goes on"
+            ) from error
         yield
 
 
@@ -783,14 +822,40 @@ def best_weights(path: Path, seed: int) -> dict[str, Tensor]:
 def merge(sources: Sequence[Path | str], out: Path | str) -> Records:
     """Join what several machines recorded into a new folder, in as little room as goes.
 
-    The same run twice must tell the same story.
+    The same run twice must tell the same story. Killed at any moment, it can be repeated: nothing counts as
+    merged before the one transaction ends that writes all rows, and checkpoints come before its end.
     """
-    target = Path(out)
-    if (target / "records.sqlite").exists():
-        raise FileExistsError(f"{target} has records already; give --out a new folder")
-    opened = [Records(source) for source in sources]
-    chosen: dict[tuple[str, int], tuple[Records, Study, Run]] = {}
-    studies: dict[str, Study] = {}
+    with ExitStack() as held:
+        opened = [held.enter_context(closing(Records(source))) for source in sources]
+        studies, chosen = choose(opened)
+        target = Path(out)
+        taken = FileExistsError(f"{target} has records already; give --out a new folder")
+        finished = not nothing_recorded(target / "records.sqlite")
+        if finished and not is_merged(target, studies, chosen):
+            raise taken
+        merged = Records(target, write=True)
+        try:
+            if not finished:
+                with merged.transaction():
+                    if merged.db.execute("SELECT 1 FROM study").fetchone():  # of another process, just now
+                        raise taken
+                    _copy_chosen(merged, studies, chosen)
+                    for records, study, run in chosen.values():
+                        _copy_checkpoint(records, merged, study.setting, run.seed)
+            with explained(merged.path):
+                merged.db.execute("VACUUM")
+        except BaseException:
+            merged.close()
+            raise
+    return merged
+
+
+Chosen = dict[tuple[str, int], tuple[Records, Study, Run]]  # by the key of a study and by seed
+
+
+def choose(opened: Sequence[Records]) -> tuple[dict[str, Study], Chosen]:
+    """Every study, and the record of each run that has come furthest."""
+    studies, chosen = dict[str, Study](), Chosen()
     for records in opened:
         for study in records.studies():
             key = study.setting.key
@@ -805,15 +870,35 @@ def merge(sources: Sequence[Path | str], out: Path | str) -> Records:
                     check_same_story(study, run, records.out, other[2], other[0].out)
                 if other is None or progress(run) > progress(other[2]):
                     chosen[key, run.seed] = (records, study, run)
-    merged = Records(target, write=True)
-    with merged.transaction():
-        _copy_chosen(merged, studies, chosen)
-    for records, study, run in chosen.values():
-        _copy_checkpoint(records, merged, study.setting, run.seed)
-    for records in opened:
-        records.close()
-    merged.db.execute("VACUUM")
-    return merged
+    return studies, chosen
+
+
+def nothing_recorded(path: Path) -> bool:
+    """Whether a file of records is not there, or as it was made: without a study."""
+    if not path.exists():
+        return True
+    with explained(path), closing(connect(path, "ro")) as db:
+        made = db.execute("PRAGMA user_version").fetchone()[0] > 0
+        return not made or db.execute("SELECT count(*) FROM study").fetchone()[0] == 0
+
+
+def is_merged(target: Path, studies: dict[str, Study], chosen: Chosen) -> bool:
+    """Whether records are what a merge would write, as after one that was killed just before it could say so."""
+    if target.resolve() in {records.out.resolve() for records, *_ in chosen.values()}:
+        return False
+    with closing(Records(target)) as merged:
+        found = merged.studies()
+    settings = {study.setting.key: study.setting for study in found}
+    stories = {(study.setting.key, run.seed): story(run) for study in found for run in study.runs}
+    return settings == {key: study.setting for key, study in studies.items()} and stories == {
+        which: story(run) for which, (_, _, run) in chosen.items()
+    }
+
+
+def story(run: Run) -> tuple[Any, ...]:
+    """What is recorded of a run but for times; numbers as bits, so that nan equals nan."""
+    test = None if run.test is None else pack(run.test)
+    return run.state, run.first_under, run.best_epoch, test, tuple(map(pack, run.curves))
 
 
 def progress(run: Run) -> tuple[int, bool]:
@@ -837,9 +922,7 @@ def check_same_story(study: Study, run: Run, where: Path, other: Run, elsewhere:
         )
 
 
-def _copy_chosen(
-    merged: Records, studies: dict[str, Study], chosen: dict[tuple[str, int], tuple[Records, Study, Run]]
-) -> None:
+def _copy_chosen(merged: Records, studies: dict[str, Study], chosen: Chosen) -> None:
     sessions: dict[tuple[Path, int], int] = {}
     watched: dict[tuple[Path, str], dict[int, dict[str, dict[int, float]]]] = {}
     ids = {
@@ -883,8 +966,8 @@ def _copy_checkpoint(records: Records, merged: Records, setting: Setting, seed: 
     for path in sorted(records.checkpoint_folder(setting).glob("*.safetensors")):
         target = merged.checkpoint_folder(setting) / path.name
         if seed in load_checkpoint(path)[1]["seeds"] and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, target)
+            write_whole(target, path.read_bytes())
+            shutil.copystat(path, target)
 
 
 # --- provenance -----------------------------------------------------------------------------------

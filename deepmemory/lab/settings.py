@@ -22,6 +22,7 @@ FEEDBACKS = ("own", "teacher")
 PIXELS = ("ordered", "permuted")
 SHARED_RATE = "same"  # value of module_rate: the paper's DMU-C
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+LARGEST = 2**31 - 1  # of any whole number
 THRESHOLDS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the validation loss, in the paper's figures
 
 
@@ -110,13 +111,12 @@ class Setting:
         for name, value in asdict(self).items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise ValueError(f"{name} should be a finite number, got {value}")
+            numbers, most = value if isinstance(value, tuple) else (value,), MOST.get(name, LARGEST)
+            if any(isinstance(number, int) and number > most for number in numbers):
+                raise ValueError(f"{name} should be at most {most}, got {value}")
         for name in ("hidden", "transition"):
             if len(getattr(self, name)) > MOST_LAYERS:
                 raise ValueError(f"{name} should list at most {MOST_LAYERS} layers, got {len(getattr(self, name))}")
-        for name, most in MOST.items():
-            value = getattr(self, name)
-            if (max(value, default=0) if isinstance(value, tuple) else value) > most:
-                raise ValueError(f"{name} should be at most {most}, got {value}")
         for name in ("lr", "gamma", "stop_below"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} should be positive, got {getattr(self, name)}")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepmemory.lab import training
+from deepmemory.lab import processes, training
 from deepmemory.lab.progress import Display
 from deepmemory.lab.records import DIVERGED, REACHED, RUNNING, SPENT, Records, Run, load_checkpoint, save_checkpoint
 from deepmemory.lab.settings import Machine, Setting
@@ -129,7 +129,7 @@ def follow(settings: Sequence[Setting], machine: Machine) -> None:
     """Train what the first process trains, and leave recording to it."""
     for setting in settings:
         trainer = training.make_trainer(setting, machine)
-        while (told := trainer.fabric.broadcast(None)) is not None:
+        while (told := processes.broadcast(trainer.fabric, None)) is not None:
             for _ in training.train(trainer, training.group_from_checkpoint(trainer, *told)):
                 pass
 
@@ -141,7 +141,7 @@ def share(trainer: Trainer, group: Group | None) -> None:
         if group is not None:
             tensors, info = training.checkpoint_of(group)
             told = ({name: tensor.detach().cpu() for name, tensor in tensors.items()}, info)
-        trainer.fabric.broadcast(told)
+        processes.broadcast(trainer.fabric, told)
 
 
 def fitting_threads(group: Group) -> int:

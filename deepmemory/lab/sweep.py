@@ -433,11 +433,12 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
     if url.startswith("postgresql://"):
         url = url.replace("postgresql://", "postgresql+psycopg://", 1)
     options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+    template = url.replace("{", "{{").replace("}", "}}")  # Optuna fills in what stands in braces
     for attempt in range(5):
         try:
             with experimental():
                 return optuna.storages.RDBStorage(
-                    url, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=SILENCE
+                    template, engine_kwargs=options, heartbeat_interval=HEARTBEAT, grace_period=SILENCE
                 )
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise ValueError(

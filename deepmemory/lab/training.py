@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import deepmemory as dm
-from deepmemory.lab import draws
+from deepmemory.lab import draws, processes
 from deepmemory.lab.network import initial_weights
 from deepmemory.lab.records import DIVERGED, REACHED, RUNNING, SPENT, check_network
 from deepmemory.lab.settings import SHARED_RATE, Machine, Setting
@@ -120,10 +120,10 @@ def open_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
     if several and index:
         raise ValueError(f"device {device!r} is one device; leave the number out to use {devices * nodes}")
     chosen: Any = [int(index)] if index and kind == "cuda" else devices
-    how = {"strategy": "ddp", "num_nodes": nodes} if several else {}
+    how: dict[str, Any] = {"strategy": processes.strategy(), "num_nodes": nodes} if several else {}
     fabric = Fabric(accelerator=kind, devices=chosen, precision=precision, **how)  # type: ignore[arg-type]
     if several:
-        fabric.launch()
+        processes.launch(fabric)
     return fabric
 
 
@@ -142,7 +142,7 @@ def train(trainer: Trainer, group: Group) -> Iterator[Epoch]:
         # The only place in an epoch where the host waits for the device.
         values = measure_epoch(trainer, group, trained) if trainer.fabric.is_global_zero else None
         if trainer.fabric.world_size > 1:
-            values = trainer.fabric.broadcast(values)
+            values = processes.broadcast(trainer.fabric, values)
         assert values is not None
         yield finish_epoch(trainer, group, values, time.perf_counter() - started)
 
@@ -226,7 +226,7 @@ class Steps:
         if self.trainer.fabric.world_size == 1:
             return tensors
         flat = torch.cat([tensor.flatten() for tensor in tensors])
-        torch.distributed.all_reduce(flat)
+        processes.sum_over_all(self.trainer.fabric, flat)
         parts = flat.split([tensor.numel() for tensor in tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 

@@ -71,14 +71,14 @@ def put(path: Path, data: bytes, lasting: bool = False) -> None:
             os.close(folder)
 
 
-def open_own(path: Path, mode: str) -> IO[Any]:
+def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
     """Open a file that stays in place, such as a lock; one that another name leads to is refused."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
     without_links(path.parent, path.name)
-    file = open(path, mode, opener=opener)  # noqa: SIM115 (the caller closes it)
+    file = open(path, mode, buffering, opener=opener)  # noqa: SIM115 (the caller closes it)
     if os.fstat(file.fileno()).st_nlink > 1:
         file.close()
         raise LinkError(f"{path} is a second name of another file, which would be written to; remove it")

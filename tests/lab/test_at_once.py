@@ -1,14 +1,18 @@
 """Several studies at the same time: the numbers of one after another, whatever happens to one of them."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from lab.stories import told
 
-from deepmemory.lab import at_once, cli
+from deepmemory.lab import __main__, at_once, cli
 from deepmemory.lab.at_once import LOGS, PIPES, run_at_once, shared_gpu, take_next
 from deepmemory.lab.progress import PlainLines
 from deepmemory.lab.records import Records
@@ -180,6 +184,39 @@ def test_without_the_service_studies_take_turns_and_say_so(monkeypatch, tmp_path
     with shared_gpu(said.append):
         assert PIPES not in os.environ
     assert at_once.CONTROL in said[0]
+
+
+def test_stopped_by_hand_every_process_ends_in_good_order(tmp_path):
+    """Ctrl-C in a terminal reaches all of them, and impatient people press it twice."""
+    command = [sys.executable, "-m", "deepmemory.lab", "paper", "adding", "--cells", "dmu,gru", "--at-once", "2"]
+    command += ["--runs", "1", "--epochs", "99999", "--set=steps=2", "--set=batch=4", "--set=validation=8", "--json"]
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([*command, "--device", "cpu", "--out", tmp_path], **how) as process:
+        seen = set()
+        while len(seen) < 2:
+            seen.add(json.loads(process.stdout.readline())["cell"])
+        for _ in range(2):
+            os.killpg(process.pid, signal.SIGINT)
+            time.sleep(0.01)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped; every finished epoch is saved" in errors
+    assert "Traceback" not in errors
+    assert [path.name for path in tmp_path.glob("records*")] == ["records.sqlite"]
+    assert len(told(tmp_path)) == 2
+
+
+def test_a_second_interruption_asks_for_patience_and_a_third_ends_the_command(monkeypatch, capfd):
+    monkeypatch.setattr(__main__, "interruptions", 0)
+    monkeypatch.setattr(os, "_exit", lambda code: ended.append(code))
+    ended = []
+    with pytest.raises(KeyboardInterrupt):
+        __main__.interrupt(signal.SIGINT, None)
+    __main__.interrupt(signal.SIGINT, None)
+    assert "stopping already; Ctrl-C once more ends the command at once" in capfd.readouterr().err
+    assert not ended
+    __main__.interrupt(signal.SIGINT, None)
+    assert ended == [130]
 
 
 def test_at_once_on_the_command_line(tmp_path, capsys):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from lab.stories import told
@@ -165,6 +166,9 @@ def test_merge(tmp_path):
         (["paper", "--set", "rate=1"], "unknown setting 'rate'; choose from task, cell"),
         (["paper", "--tracker", "wandb"], "unknown tracker 'wandb'; choose from none, tensorboard, mlflow"),
         (["train", "adding", "--cell", "gru", "--depth", "3"], "depth belongs to the cell rhn"),
+        (["train", "adding", "--epochs", 10**30], f"epochs should be at most 1048576, got {10**30}"),
+        (["train", "adding", "--hidden", 2**31], "hidden should be at most 65536, got (2147483648,)"),
+        (["paper", "--set", "lr=nan"], "lr should be a finite number, got nan"),
         (["report"], "no records in"),
         (["merge", "nowhere", "--out", "merged"], "no records in nowhere"),
     ],
@@ -172,6 +176,18 @@ def test_merge(tmp_path):
 def test_mistakes_are_told_the_choices(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert f"error: {message}" in error_of(monkeypatch, capsys, *arguments)
+
+
+@pytest.mark.parametrize("option", ["runs", "seed", "threads", "devices", "nodes"])
+@pytest.mark.parametrize("value", [-1, 10**30, "", "nan"])
+def test_numbers_that_no_machine_has_are_refused(monkeypatch, capsys, option, value):
+    assert f"'--{option}'" in error_of(monkeypatch, capsys, "train", "adding", f"--{option}", value)
+
+
+@pytest.mark.parametrize("full", [MemoryError(), RuntimeError("alloc_cpu.cpp: DefaultCPUAllocator: can't allocate")])
+def test_a_machine_without_memory_is_told_what_to_change(monkeypatch, capsys, full):
+    monkeypatch.setattr(cli, "app", Mock(side_effect=full))
+    assert "has too little memory for this. Train fewer runs at once" in error_of(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "mlflow"])

@@ -188,6 +188,8 @@ def test_text_is_drawn_by_its_likelihood():
     assert drawn.count("cat") / 4000 == pytest.approx(0.75, abs=0.03)
     drawn = continue_text(model, "the", 2000, temperature=0.5)[0].split()[1:]
     assert drawn.count("cat") / 2000 == pytest.approx(0.9, abs=0.03)
+    greedy, almost = (continue_text(model, "the", 9, temperature=low)[0] for low in (0, 1e-320))
+    assert almost == greedy
     with pytest.raises(ValueError, match=r"temperature should be .* got -1"):
         continue_text(model, "the", 1, temperature=-1)
     with pytest.raises(ValueError, match="none of the words"):

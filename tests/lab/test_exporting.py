@@ -2,9 +2,12 @@
 
 import inspect
 import json
+import os
+from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from tolerances import assert_close
 from typer.testing import CliRunner
 
@@ -73,9 +76,20 @@ def test_open_sizes_of_every_network_are_known():
         assert set(inspect.signature(network.forward).parameters) - {"self"} <= set(exporting.OPEN)
 
 
-def test_mistakes_are_named(trained, tmp_path):
+def test_mistakes_are_named(trained, tmp_path, monkeypatch):
     checkpoint = trained["adding-dmu"]
     with pytest.raises(ValueError, match=r"no run with seed 7; it has \[0, 1, 2\]"):
         load_model(checkpoint, 7)
     with pytest.raises(ValueError, match="choose from onnx, pt2, safetensors"):
         invoke("export", checkpoint, "--format", "caffe")
+    with pytest.raises(OSError, match="File name too long"):
+        invoke("export", checkpoint, "--format", "safetensors", "--to", tmp_path / ("a" * 300))
+    device = tmp_path / "null"
+    os.mkfifo(device)  # as a device, nothing that a file may take the place of
+    with pytest.raises(ValueError, match=f"--to {device} is no file that can be written"):
+        invoke("export", checkpoint, "--format", "safetensors", "--to", device)
+    assert device.is_fifo()
+    full = Mock(side_effect=SafetensorError("No space left on device"))
+    monkeypatch.setattr(exporting, "save", full)
+    with pytest.raises(ValueError, match=r"m\.safetensors cannot be written: No space left on device"):
+        invoke("export", checkpoint, "--format", "safetensors", "--to", tmp_path / "m.safetensors")

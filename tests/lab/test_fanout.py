@@ -222,6 +222,44 @@ def test_a_cluster_that_is_not_there_is_named(tmp_path, monkeypatch, address):
         run_on_ray([TINY], range(2), tmp_path, CPU, PlainLines(), address=address)
 
 
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
+def test_a_share_is_a_number(amount):
+    with pytest.raises(ValueError, match="--gpus should be a number from 0 on, got"):
+        Share(gpus=amount)
+
+
+LISTENS = """
+import ray, psutil  # in this order: Ray brings psutil along
+from deepmemory.lab import fanout
+fanout.connect(None, print)
+ray.get([ray.remote(lambda: None).remote() for _ in range(4)])  # workers listen, too
+here = psutil.Process()
+for process in (here, *here.children(recursive=True)):
+    for socket in process.net_connections():
+        if socket.status == psutil.CONN_LISTEN:
+            print(process.name(), *socket.laddr)
+"""
+
+
+def test_ray_on_this_machine_alone_listens_to_this_machine_alone():
+    """Whoever reaches one of its ports can run code."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, "-c", LISTENS]
+    told = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    sockets = [line.split() for line in told.stdout.splitlines()]
+    assert {"gcs_server", "raylet"} <= {name for name, *_ in sockets}
+    assert {host for _, host, _ in sockets} <= {"127.0.0.1", "::ffff:127.0.0.1"}
+
+
+def test_a_ray_that_listens_to_others_is_told_of(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(fanout.ray, "init", lambda *_, **__: None)
+    monkeypatch.setattr(fanout.ray.util, "get_node_ip_address", lambda: "192.0.2.7")
+    said = []
+    fanout.connect(None, said.append)
+    assert "listens on 192.0.2.7 and may run code for whoever can connect" in said[0]
+
+
 def test_without_ray_the_command_says_what_to_install(tmp_path):
     code = "import sys; sys.modules['ray'] = None; from deepmemory.lab import cli; cli.main()"
     told = subprocess.run(

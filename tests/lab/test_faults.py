@@ -106,6 +106,61 @@ def test_killed_while(tmp_path, run, trained, moment):
     assert told(out) == trained
 
 
+DIES_IN_A_MERGE = """
+import os, signal, sys
+from deepmemory.lab import records
+*sources, work = sys.argv[1:]
+def merge_until(out, last):
+    lines = 0
+    def count(frame, event, _):
+        nonlocal lines
+        if frame.f_code.co_filename == records.__file__:
+            lines += 1
+            if lines == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return count
+    sys.settrace(count)
+    records.merge(sources, out).close()
+    sys.settrace(None)
+    return lines
+whole = merge_until(f"{work}/whole", 0)
+for last in [*range(1, whole, whole // 20), *range(whole - 4, whole)]:
+    if (process := os.fork()) == 0:
+        merge_until(f"{work}/{last}", last)
+    assert os.waitpid(process, 0)[1] == signal.SIGKILL
+    records.merge(sources, f"{work}/{last}").close()
+"""
+
+
+def test_killed_while_merging(tmp_path, run):
+    """Everywhere on its way and just before its end: the same merge again gives what an undisturbed one does."""
+    assert run(*TRAIN, "--out", tmp_path / "a") == (0, "")
+    assert run(*TRAIN, "--seed", 2, "--out", tmp_path / "b") == (0, "")
+    training_on = Records(tmp_path / "b", write=True)  # its newest rows are in the log
+    training_on.open_session("cpu", "plain")
+
+    def contents(*folders):
+        files = [path for folder in folders for path in folder.rglob("*") if path.suffix != ".sqlite-shm"]
+        return {path: path.read_bytes() for path in files if path.is_file()}
+
+    sources = [tmp_path / "a", tmp_path / "b"]
+    before = contents(*sources)
+    assert any(path.name == "records.sqlite-wal" for path in before)
+    process = start(DIES_IN_A_MERGE, *sources, tmp_path / "merged")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert contents(*sources) == before
+    training_on.close()
+    whole = tmp_path / "merged" / "whole"
+    assert told(whole) == told(tmp_path / "a") | told(tmp_path / "b")
+    checkpoints = sorted(path.read_bytes() for path in whole.rglob("*.safetensors"))
+    assert len(checkpoints) == 2
+    for again in whole.parent.iterdir():
+        assert told(again) == told(whole)
+        assert sorted(path.read_bytes() for path in again.rglob("*.safetensors")) == checkpoints
+        assert not list(again.glob("records.sqlite-*"))
+
+
 FETCHES = """
 import sys
 from pathlib import Path
@@ -158,6 +213,23 @@ def test_a_full_disk(tmp_path, run, limit, width, named):
     assert not list((tmp_path / "full").rglob("*.partial"))
     assert run(*command, "--out", tmp_path / "full") == (0, "")
     assert told(tmp_path / "full") == told(tmp_path / "whole")
+
+
+def test_a_full_disk_while_a_lock_is_written(tmp_path):
+    path = tmp_path / "locks" / "study.lock"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(RecordsError) as error, records.hold_lock(path, print):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (
+        str(error.value)
+        == f"{path} cannot be written: File too large. When the cause is gone, the same command goes on"
+    )
+    with records.hold_lock(path, pytest.fail):
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
 
 
 @pytest.mark.parametrize("garbage", ["cut", "text", "emptied", "holes", "values"])

@@ -1,6 +1,7 @@
 """Records survive what happens to processes, and tell the same story afterwards."""
 
 import math
+import shutil
 import sqlite3
 import threading
 from dataclasses import replace
@@ -205,6 +206,59 @@ def test_records_of_a_newer_version_are_refused(tmp_path):
     db.close()
     with pytest.raises(ValueError, match="written in format 99"):
         Records(tmp_path)
+
+
+def write_some(out):
+    """Two epochs by a process that is still at work."""
+    opened = Records(out, write=True)
+    study = opened.open_study(TINY, ["train_loss", "valid_loss", "valid_accuracy"])
+    opened.begin(study, [0], 0, opened.open_session("cpu", "plain"))
+    for epoch in (1, 2):
+        opened.write_epoch(study, epoch, {0: [0.1, 0.2, 0.3]}, {0: "running"}, {0: 1}, 1.0)
+    return opened
+
+
+def test_a_file_of_records_without_its_log_is_told_of(tmp_path, capsys):
+    """What ``cp records.sqlite`` brings from a command that writes, or that was killed."""
+    opened, copied = write_some(tmp_path / "a"), tmp_path / "b" / "records.sqlite"
+    copied.parent.mkdir()
+    shutil.copy(opened.path, copied)
+    for write in (False, False, True):
+        Records(copied.parent, write=write).close()
+        error = capsys.readouterr().err
+        assert error.startswith(f"warning: {copied} was copied while a command was writing to it")
+        assert "records.sqlite-wal, which has the newest numbers: some may be missing" in error
+    Records(copied.parent).close()  # a writer has closed it
+    both = tmp_path / "c"
+    both.mkdir()
+    for path in tmp_path.glob("a/records.sqlite*"):
+        shutil.copy(path, both)
+    assert told(both) == told(tmp_path / "a")
+    opened.close()
+    shutil.copy(opened.path, copied)
+    assert told(copied.parent) == told(tmp_path / "a")
+    Records(tmp_path / "a", write=True).close()
+    told(tmp_path / "a")
+    assert capsys.readouterr().err == ""
+
+
+def test_every_epoch_is_in_the_file_itself(tmp_path):
+    """Even without its log, a copy of a command that writes has what is committed."""
+    opened = write_some(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    shutil.copy(opened.path, tmp_path / "b")
+    assert told(tmp_path / "b") == told(tmp_path / "a")
+    (run,) = told(tmp_path / "b").values()
+    assert len(run[-1]) == 2
+    opened.close()
+
+
+def test_writers_that_close_at_the_same_moment_leave_one_file(tmp_path, monkeypatch):
+    opened, other = (Records(tmp_path, write=True) for _ in range(2))
+    monkeypatch.setattr(records.time, "sleep", lambda pause: pause and other.db.close())
+    opened.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["records.sqlite"]
+    assert not records.lacks_its_log(tmp_path / "records.sqlite")
 
 
 def test_a_full_study_is_compact(tmp_path):

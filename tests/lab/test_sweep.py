@@ -438,6 +438,11 @@ def test_a_damaged_storage_is_named_and_passwords_are_not(tmp_path):
     assert shown == "postgresql+psycopg://me:***@host:5432/name"
 
 
+def test_a_storage_may_have_braces_in_its_name(tmp_path):
+    sweep.open_storage(f"sqlite:///{tmp_path}/a{{}}b.sqlite")
+    assert (tmp_path / "a{}b.sqlite").exists()
+
+
 def test_a_storage_that_fails_in_the_middle(tmp_path, monkeypatch, capsys):
     """The last page of the database is gone while a trial trains."""
     original = training.finish_epoch
