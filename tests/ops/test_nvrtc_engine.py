@@ -108,7 +108,7 @@ def draw_weights(rec: Recurrence, m: int, d: int, hidden: list[int], generator) 
     return weights
 
 
-def compare(rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=None, gate_bias=0.0):
+def compare(rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=None, gate_bias=0.0, nan_at=None):
     """y, final states and every gradient against the plain engine in float64."""
     from deepmemory import ops
 
@@ -121,6 +121,8 @@ def compare(rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=No
     if lengths is not None:
         lengths = torch.tensor(lengths)
         x[torch.arange(steps)[:, None] >= lengths] = float("nan")
+    if nan_at is not None:
+        x[nan_at] = float("nan")
     probe = torch.randn(steps, batch, d, generator=generator, dtype=torch.float64)
 
     def run(function, dtype, device):
@@ -137,7 +139,7 @@ def compare(rec, d, hidden, *, layout, engine, steps=4, batch=3, m=3, lengths=No
     for index, (a, b) in enumerate(zip(given, expected, strict=True)):
         rtol, atol = EXACT_FLOAT32
         atol *= max(1.0, b.abs().max().item())
-        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, msg=lambda m, i=index: f"{i}: {m}")
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m, i=index: f"{i}: {m}")
 
 
 REGISTERS, SHARED, GLOBAL, MIXED = range(4)
@@ -217,6 +219,11 @@ def test_more_outputs_than_lanes_and_several_warps(case, engine):
 def test_saturated_gates(engine):
     rec, d, hidden = CASES["dmu-n2"]
     compare(rec, d, hidden, layout=small(2, 1, REGISTERS), engine=engine, gate_bias=14.0)
+
+
+def test_relu_lets_gradients_through_at_nan_as_torch_does(engine):
+    rec, d, hidden = CASES["rnn-relu-reverse"]
+    compare(rec, d, hidden, layout=small(2, 1, REGISTERS), engine=engine, nan_at=(1, 0, 0))
 
 
 def test_one_step(engine):
