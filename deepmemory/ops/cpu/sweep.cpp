@@ -219,18 +219,32 @@ class Sweep {
 
   void keep(const T* from, T* to) const { std::memcpy(to, from, sizeof(T) * step_of(state_span())); }
 
-  // Rows past their length take what was kept, or zero.
+  // Rows past their length take what was kept.
   void put_back(const T* kept, T* state, i64 t) const {
     const i64 span = state_span();
     for (i64 r = 0; r < rows; r++) {
       if (active(r, t)) continue;
       if (plan.lanes)
-        for (i64 at = r; at < span; at += kLanes) state[at] = kept ? kept[at] : T(0);
-      else if (kept)
-        std::memcpy(state + r * span, kept + r * span, sizeof(T) * span);
+        for (i64 at = r; at < span; at += kLanes) state[at] = kept[at];
       else
-        std::memset(state + r * span, 0, sizeof(T) * span);
+        std::memcpy(state + r * span, kept + r * span, sizeof(T) * span);
     }
+  }
+
+  // A sum over rows meets those past their length too, and lanes without a row: there all of its factors are zero,
+  // whatever the step made of them (0 * inf is NaN).
+  void clear_idle(P panel, i64 elements, i64 t) const {
+    if (all_active(t) && (!plan.lanes || rows == kLanes)) return;
+    if (!plan.lanes) {
+      for (i64 r = 0; r < rows; r++)
+        if (!active(r, t)) std::memset(panel.at + r * panel.ld, 0, sizeof(T) * elements);
+      return;
+    }
+    constexpr i64 W = lanes_of<T>;
+    T busy[kLanes];
+    for (i64 r = 0; r < kLanes; r++) busy[r] = r < rows && active(r, t);
+    for (i64 at = 0; at < elements; at += W)
+      store<T>(panel.at + at, load<T>(busy + at % kLanes) > T(0) ? load<T>(panel.at + at) : Vec<T>{});
   }
 
   void load_x(i64 low, i64 count) const {
@@ -279,6 +293,7 @@ class Sweep {
     P at = record(t);
     if (plan.lanes && call.trace) std::memcpy(at.at + plan.previous, h, sizeof(T) * state_span());
     transition.forward(state_panel(h), state_panel(c), {projected + (t - low) * step_of(ld), row_ld(ld)}, at);
+    if (call.trace) clear_idle(at, plan.record, t);
     if (call.trace && plan.unused)
       for (i64 r = 0; r < rows; r++) std::memset(at.at + (r + 1) * at.ld - plan.unused, 0, sizeof(T) * plan.unused);
     if (!whole) {
@@ -306,7 +321,7 @@ class Sweep {
 
   // --- Backward. ---
 
-  // The state before step t: y of the step the walk came from, or the start.
+  // The state before step t: y of the step the walk came from, or the start; zero for rows past their length.
   void load_previous(i64 t, P to) const {
     const i64 before = call.reverse ? t + 1 : t - 1;
     const T* y = y_at(before);
@@ -316,6 +331,7 @@ class Sweep {
       std::memcpy(to.at + r * to.ld, (inside ? y : start) + r * call.width, sizeof(T) * call.width);
       for (i64 f = call.width; f < plan.padded(call.width); f++) to.at[r * to.ld + f] = T(0);
     }
+    clear_idle(to, call.width, t);
   }
 
   void begin_chunk(i64 low, i64 count) {
@@ -346,18 +362,17 @@ class Sweep {
   void backward_step(i64 t, i64 low) {
     expect_record(call.reverse ? t + kStepsAhead : t - kStepsAhead);
     const bool whole = all_active(t), two = call.cell == deepmemory::kLstm;
-    if (!whole) {  // nothing flows into a step that did not happen
+    if (!whole) {
       keep(h, h_kept);
-      put_back(nullptr, h, t);
-      if (two) keep(c, c_kept), put_back(nullptr, c, t);
+      if (two) keep(c, c_kept);
     }
     if (call.grad_y) {
       const T* gy = gys + (t - low) * step_of(state_span());
       for (i64 j = 0; j < step_of(state_span()); j += lanes_of<T>) store<T>(h + j, load<T>(h + j) + load<T>(gy + j));
     }
-    P at = record(t);
-    transition.backward(state_panel(h), state_panel(c), previous_at(t, low), {at.at, at.ld},
-                        {deltas + (t - low) * step_of(plan.delta), row_ld(plan.delta)});
+    P at = record(t), delta{deltas + (t - low) * step_of(plan.delta), row_ld(plan.delta)};
+    transition.backward(state_panel(h), state_panel(c), previous_at(t, low), {at.at, at.ld}, delta);
+    clear_idle(delta, plan.delta, t);  // nothing flows into a step that did not happen
     if (!whole) {
       put_back(h_kept, h, t);
       if (two) put_back(c_kept, c, t);
