@@ -419,11 +419,32 @@ class TestLevelsAndThreads:
             y, (final,) = scan(case.rec, case.x, case.state, inputs, engine="cpu")
         close(list(torch.autograd.grad(loss(y, final), inputs)), expected[1:], torch.float64)
 
-    def test_same_threads_same_bits(self, width):
-        case = Case(Recurrence("dmu"), 3, width, [width], batch=64, steps=60)
-        with threads(2):
-            first, second = case.results(torch.float32), case.results(torch.float32)
-        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    @pytest.mark.parametrize("lengths", [None, "random"], ids=["full", "padded"])
+    @pytest.mark.parametrize("d", [20, 40], ids=["lanes", "features"])
+    def test_no_bit_depends_on_the_number_of_threads(self, d, lengths, reverse):
+        case = Case(Recurrence("dmu", reverse=reverse), 3, d, [d], batch=70, steps=100, lengths=lengths)
+        expected = case.results(torch.float32)
+        for count in (1, 2, 3, 4, 8):
+            with threads(count):
+                assert all(map(torch.equal, case.results(torch.float32), expected)), count
+
+    @pytest.mark.parametrize("d", [20, 40], ids=["lanes", "features"])
+    def test_no_bit_of_a_run_depends_on_threads_or_on_other_runs(self, d):
+        rec, runs = Recurrence("gru"), 3
+        weights = [w.float() for w in make_weights(rec, 3, d, [], (runs,))]
+        x, h = torch.randn(runs, 100, 70, 3), torch.zeros(70, d)
+
+        def gradients(weights, x):
+            def squares(weights):
+                return scan(rec, x, (h,), weights, engine="cpu")[0].square().sum()
+
+            return torch.func.grad(squares)(weights)
+
+        alone = [gradients([w[run] for w in weights], x[run]) for run in range(runs)]
+        for count in (1, 2, 3, 4, 8):
+            with threads(count):
+                together = torch.vmap(gradients)(weights, x)
+            assert all(map(torch.equal, together, map(torch.stack, zip(*alone, strict=True)))), count
 
     def test_two_callers_at_once(self, width):
         case = Case(Recurrence("dmu"), 3, width, [width], batch=64, steps=100)

@@ -15,6 +15,11 @@ constexpr i64 kStepsAhead = 8;  // of records asked for before they are needed
 inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 
 template <class T>
+void add(i64 count, const T* from, T* to) {
+  for (i64 i = 0; i < count; i++) to[i] += from[i];
+}
+
+template <class T>
 class Sweep {
  public:
   Sweep(const Plan& p, i64 part)
@@ -24,23 +29,32 @@ class Sweep {
     Buffer memory(*this, &Sweep::bind_forward);
     if (!memory.block) return false;
     maps.pack(run, false);
-    for (i64 tile = first_tile(); tile < end_tile(); tile++) forward_tile(tile);
+    const i64 end = plan.first_tile(plan.first_group(part + 1));
+    for (i64 tile = plan.first_tile(plan.first_group(part)); tile < end; tile++) forward_tile(tile);
     return true;
   }
 
-  bool backward(T* gradient_sums) {
-    sums = gradient_sums;
+  bool backward(T* first) {
     Buffer memory(*this, &Sweep::bind_backward);
     if (!memory.block) return false;
     maps.pack(run, true);
-    std::memset(sums, 0, sizeof(T) * gradient_size(plan));
-    for (i64 tile = first_tile(); tile < end_tile(); tile++) backward_tile(tile);
+    const i64 size = gradient_size(plan);
+    sums = first;
+    for (i64 group = plan.first_group(part); group < plan.first_group(part + 1); group++) {
+      std::memset(sums, 0, sizeof(T) * size);
+      for (i64 tile = plan.first_tile(group); tile < plan.first_tile(group + 1); tile++) backward_tile(tile);
+      if (plan.parts == 1 && group > 0)
+        add(size, sums, first);
+      else
+        sums += size;
+    }
     return true;
   }
 
-  static i64 gradient_size(const Plan& plan) { return sums_before(plan, plan.linears); }
+  // Whole lines, so that sums lie one behind the other.
+  static i64 gradient_size(const Plan& plan) { return plan.padded(sums_before(plan, plan.linears)); }
 
-  // Where a map's sums start among those of a part: first its weight's, then its bias's.
+  // Where a map's sums start among those of a group: first its weight's, then its bias's.
   static i64 sums_before(const Plan& plan, i64 linear) {
     Maps<T> maps(plan);
     i64 size = 0;
@@ -80,9 +94,6 @@ class Sweep {
   T *h = nullptr, *c = nullptr, *h_kept = nullptr, *c_kept = nullptr;
   T *xs = nullptr, *projected = nullptr, *spare_record = nullptr;
   T *gys = nullptr, *previous = nullptr, *deltas = nullptr, *grad_xs = nullptr, *sums = nullptr;
-
-  i64 first_tile() const { return plan.tiles * part / plan.parts; }
-  i64 end_tile() const { return plan.tiles * (part + 1) / plan.parts; }
 
   // Distances between rows of a panel; a panel of a chunk's step starts `rows` (or one tile) after the last.
   i64 row_ld(i64 elements) const { return plan.lanes ? kLanes : elements; }
@@ -421,24 +432,20 @@ class Sweep {
   }
 };
 
-// The gradients of one map of one run: the parts' sums together, in torch's layout.
+// The gradients of one map of one run, in torch's layout.
 template <class T>
-void write_gradients(const Plan& plan, i64 run, i64 linear, void* const* sums, i64 count) {
+void write_gradients(const Plan& plan, i64 run, i64 linear, void* sums, i64 count) {
   const Linear& l = plan.linear[linear];
   const Maps<T> maps(plan);
-  const i64 width = maps.width_of(l), columns = plan.weight_columns(l), offset = Sweep<T>::sums_before(plan, linear);
+  const i64 width = maps.width_of(l), columns = plan.weight_columns(l);
+  T* all = static_cast<T*>(sums) + Sweep<T>::sums_before(plan, linear);
+  for (i64 group = 1; group < count; group++)
+    add(maps.weight_sums(l) + maps.bias_sums(l), all + group * Sweep<T>::gradient_size(plan), all);
   const i64 column_span = plan.lanes ? width : plan.span(width);
   T* weight = static_cast<T*>(plan.call.weight[l.weight].grad);
   T* bias = l.bias < 0 ? nullptr : static_cast<T*>(plan.call.weight[l.bias].grad);
 
-  auto total = [&](i64 at) {
-    T value = 0;
-    for (i64 s = 0; s < count; s++) {
-      const T* part = static_cast<const T*>(sums[s]) + offset;
-      value += plan.lanes ? sum<T>(load<T>(part + at * lanes_of<T>)) : part[at];
-    }
-    return value;
-  };
+  auto total = [&](i64 at) { return plan.lanes ? sum<T>(load<T>(all + at * lanes_of<T>)) : all[at]; };
   for (i64 s = 0; s < l.slots; s++)
     for (i64 j = 0; j < width; j++) {
       const i64 row = l.gate[s] * width + j, column = s * column_span + j;
