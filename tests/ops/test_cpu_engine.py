@@ -180,8 +180,9 @@ class TestAgainstPlain:
 
 
 class TestPadding:
-    def test_lengths_of_zero_keep_the_state(self, cell, width, reverse):
-        case = Case(Recurrence(cell, reverse=reverse), 3, width, [width], lengths=torch.zeros(3, dtype=torch.int64))
+    @pytest.mark.parametrize("length", [0, -1, -5])
+    def test_lengths_of_zero_and_less_keep_the_state(self, cell, width, reverse, length):
+        case = Case(Recurrence(cell, reverse=reverse), 3, width, [width], lengths=torch.full((3,), length))
         case.check()
         y, *final = case.results(torch.float64)[: 1 + case.rec.states]
         assert not y.any()

@@ -212,7 +212,7 @@ class Sweep {
     }
   }
 
-  static constexpr i64 kAlways = -1;  // a time before every length
+  static constexpr i64 kAlways = INT64_MIN;  // a time before every length, negative ones included
 
   void load_state(const void* all, i64 run_stride, T* to) const {
     if (!all) {
