@@ -3,10 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 ENGINE := $(wildcard deepmemory/ops/cpu/*.cpp deepmemory/ops/cpu/*.h)
 
-.PHONY: test demo docs venv clean
+.PHONY: test sanitize demo docs venv clean
 
 test: venv
 	$(VENV)/bin/python -m pytest -n 2
+
+# The CPU engine's tests with its library built for AddressSanitizer and UBSan, which end the run at their first report.
+# Needs CMake and GCC. One test asks for 17 GB of address space, which AddressSanitizer would have to shadow.
+SANITIZED := build/sanitize
+sanitize: venv
+	cmake -S . -B $(SANITIZED) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=g++ \
+	  -DCMAKE_CXX_FLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all"
+	cmake --build $(SANITIZED)
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(VENV)/bin/python -c "import pytest; \
+	  from deepmemory.ops import cpu; cpu.__file__ = '$(SANITIZED)/engine.so'; \
+	  raise SystemExit(pytest.main(['tests/ops/test_cpu_engine.py', '--capture=sys', '-k', 'not offsets']))"
 
 demo: venv
 	$(VENV)/bin/dmu paper adding --cells dmu,gru,lstm --runs 5 --epochs 20 --out runs/demo

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from copy import copy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_close
 from torch import Tensor
@@ -52,6 +53,7 @@ class Case:
         self.weights = make_weights(rec, m, d, list(hidden)) if weights is None else weights
         self.x = torch.randn(steps, batch, m, dtype=torch.float64)
         self.state = tuple(torch.rand(batch, d, dtype=torch.float64) * 1.8 - 0.9 for _ in range(rec.states))
+        self.grads = [weighting(o) for o in (self.x.new_empty(steps, batch, d), *self.state)]  # of y and final states
 
     def results(self, dtype, engine="cpu", **options) -> list[Tensor]:
         """y, final states, then the gradients of x, states and weights."""
@@ -59,7 +61,21 @@ class Case:
         n = 1 + self.rec.states
         args = (self.rec, inputs[0], tuple(inputs[1:n]), inputs[n:], self.lengths)
         y, final = plain.scan(*args) if engine == "plain" else scan(*args, engine=engine, **options)
-        return [y.detach(), *(f.detach() for f in final), *torch.autograd.grad(loss(y, *final), inputs)]
+        grads = torch.autograd.grad([y, *final], inputs, [g.to(dtype) for g in self.grads])
+        return [y.detach(), *(f.detach() for f in final), *grads]
+
+    def each_alone(self) -> list[Tensor]:
+        """What the plain engine gives in float64, one sequence at a time, so that no step is padding."""
+        out = [torch.zeros_like(t) for t in (*self.grads, self.x, *self.state, *self.weights)]
+        for b, length in enumerate(self.lengths):
+            row, steps = slice(b, b + 1), (slice(length), slice(b, b + 1))
+            one = copy(self)
+            one.x, one.state, one.lengths = self.x[steps], tuple(s[row] for s in self.state), None
+            one.grads = [self.grads[0][steps], *(g[row] for g in self.grads[1:])]
+            where = [steps, *[row] * self.rec.states] * 2 + [...] * len(self.weights)
+            for total, at, part in zip(out, where, one.results(torch.float64, "plain"), strict=True):
+                total[at] += part
+        return out
 
     def check(self, dtypes=DTYPES, **options) -> None:
         expected = self.results(torch.float64, "plain")
@@ -67,9 +83,13 @@ class Case:
             close(self.results(dtype, **options), expected, dtype)
 
 
-def loss(*outputs: Tensor) -> Tensor:
+def weighting(output: Tensor) -> Tensor:
     """Weighs every entry differently."""
-    return sum((o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype).view(o.shape)).sum() for o in outputs)
+    return torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view(output.shape)
+
+
+def loss(*outputs: Tensor) -> Tensor:
+    return sum((o * weighting(o)).sum() for o in outputs)
 
 
 def close(actual: list[Tensor], expected: list[Tensor], dtype: torch.dtype) -> None:
@@ -160,8 +180,9 @@ class TestAgainstPlain:
 
 
 class TestPadding:
-    def test_lengths_of_zero_keep_the_state(self, cell, width, reverse):
-        case = Case(Recurrence(cell, reverse=reverse), 3, width, [width], lengths=torch.zeros(3, dtype=torch.int64))
+    @pytest.mark.parametrize("length", [0, -1, -5])
+    def test_lengths_of_zero_and_less_keep_the_state(self, cell, width, reverse, length):
+        case = Case(Recurrence(cell, reverse=reverse), 3, width, [width], lengths=torch.full((3,), length))
         case.check()
         y, *final = case.results(torch.float64)[: 1 + case.rec.states]
         assert not y.any()
@@ -228,6 +249,39 @@ class TestSaturation:
         y = case.results(torch.float32)[0]
         assert y[1:, 0].isnan().all()
         assert not y[:, 1:].isnan().any()
+
+
+class TestNotFinite:
+    """inf and NaN reach what they reach in the plain engine: nothing else through padding of rows or features."""
+
+    @pytest.mark.parametrize("cell_", CELLS)
+    @settings(max_examples=60)
+    @given(st.data())
+    def test_anywhere(self, cell_, data):
+        def draw(*values):
+            return data.draw(st.sampled_from(values))
+
+        torch.manual_seed(0)
+        rec = Recurrence(cell_, draw(*ACTIVATIONS), reverse=draw(False, True))
+        d, batch, steps = draw(29, 40, 100, 5, 16), draw(1, 3, 16, 19), draw(1, 4)
+        lengths = draw(None, torch.randint(1, steps + 1, (batch,)))
+        case = Case(rec, draw(1, 3, 17), d, draw([], [d], [17, 3]), batch, steps, lengths)
+        tensor = draw(case.x, *case.state, *case.weights, *case.grads)
+        tensor.view(-1)[data.draw(st.integers(0, tensor.numel() - 1))] = draw(torch.inf, -torch.inf, torch.nan)
+        dtype = draw(*DTYPES)
+        with cpu.use_level(draw(*cpu.levels())):
+            actual = case.results(dtype)
+        expected = case.results(torch.float64, "plain") if lengths is None else case.each_alone()
+        assert [a.isfinite().tolist() for a in actual] == [e.isfinite().tolist() for e in expected]
+        finite = [[t.where(e.isfinite(), 0) for t, e in zip(r, expected, strict=True)] for r in (actual, expected)]
+        close(*finite, dtype)
+
+    def test_a_state_without_steps_reaches_no_gradient(self, cell, width):
+        case = Case(Recurrence(cell), 3, width, [width], lengths=torch.tensor([4, 0, 2]))
+        expected = case.results(torch.float64)
+        case.state[-1][1] = torch.nan
+        first = 2 * (1 + case.rec.states)
+        assert_close(case.results(torch.float64)[first:], expected[first:])
 
 
 class TestFunctions:
@@ -366,11 +420,32 @@ class TestLevelsAndThreads:
             y, (final,) = scan(case.rec, case.x, case.state, inputs, engine="cpu")
         close(list(torch.autograd.grad(loss(y, final), inputs)), expected[1:], torch.float64)
 
-    def test_same_threads_same_bits(self, width):
-        case = Case(Recurrence("dmu"), 3, width, [width], batch=64, steps=60)
-        with threads(2):
-            first, second = case.results(torch.float32), case.results(torch.float32)
-        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    @pytest.mark.parametrize("lengths", [None, "random"], ids=["full", "padded"])
+    @pytest.mark.parametrize("d", [20, 40], ids=["lanes", "features"])
+    def test_no_bit_depends_on_the_number_of_threads(self, d, lengths, reverse):
+        case = Case(Recurrence("dmu", reverse=reverse), 3, d, [d], batch=70, steps=100, lengths=lengths)
+        expected = case.results(torch.float32)
+        for count in (1, 2, 3, 4, 8):
+            with threads(count):
+                assert all(map(torch.equal, case.results(torch.float32), expected)), count
+
+    @pytest.mark.parametrize("d", [20, 40], ids=["lanes", "features"])
+    def test_no_bit_of_a_run_depends_on_threads_or_on_other_runs(self, d):
+        rec, runs = Recurrence("gru"), 3
+        weights = [w.float() for w in make_weights(rec, 3, d, [], (runs,))]
+        x, h = torch.randn(runs, 100, 70, 3), torch.zeros(70, d)
+
+        def gradients(weights, x):
+            def squares(weights):
+                return scan(rec, x, (h,), weights, engine="cpu")[0].square().sum()
+
+            return torch.func.grad(squares)(weights)
+
+        alone = [gradients([w[run] for w in weights], x[run]) for run in range(runs)]
+        for count in (1, 2, 3, 4, 8):
+            with threads(count):
+                together = torch.vmap(gradients)(weights, x)
+            assert all(map(torch.equal, together, map(torch.stack, zip(*alone, strict=True)))), count
 
     def test_two_callers_at_once(self, width):
         case = Case(Recurrence("dmu"), 3, width, [width], batch=64, steps=100)

@@ -120,6 +120,7 @@ def compare(
     m=3,
     lengths=None,
     gate_bias=0.0,
+    nan_at=None,
     dtype=torch.float32,
     mixed=False,
 ):
@@ -135,6 +136,8 @@ def compare(
     if lengths is not None:
         lengths = torch.tensor(lengths)
         x[torch.arange(steps)[:, None] >= lengths] = float("nan")
+    if nan_at is not None:
+        x[nan_at] = float("nan")
     probe = torch.randn(steps, batch, d, generator=generator, dtype=torch.float64)
 
     if dtype is not torch.float32:  # what is rounded on the way in is not the engine's
@@ -158,7 +161,7 @@ def compare(
     for index, (a, b) in enumerate(zip(given, expected, strict=True)):
         rtol, atol = EXACT_FLOAT32 if exact else TF32 if dtype is torch.float32 else TOLERANCES[dtype]
         atol *= max(1.0, b.abs().max().item())
-        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, msg=lambda m, i=index: f"{i}: {m}")
+        torch.testing.assert_close(a, b, rtol=rtol, atol=atol, equal_nan=True, msg=lambda m, i=index: f"{i}: {m}")
 
 
 REGISTERS, SHARED, GLOBAL, MIXED = range(4)
@@ -289,6 +292,11 @@ def test_more_outputs_than_lanes_and_several_warps(case, engine):
 def test_saturated_gates(engine):
     rec, d, hidden = CASES["dmu-n2"]
     compare(rec, d, hidden, layout=small(2, 1, REGISTERS), engine=engine, gate_bias=14.0)
+
+
+def test_relu_lets_gradients_through_at_nan_as_torch_does(engine):
+    rec, d, hidden = CASES["rnn-relu-reverse"]
+    compare(rec, d, hidden, layout=small(2, 1, REGISTERS), engine=engine, nan_at=(1, 0, 0))
 
 
 def test_one_step(engine):

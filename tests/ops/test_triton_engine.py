@@ -243,6 +243,19 @@ def test_rnn_with_relu():
 
 
 @here
+@pytest.mark.parametrize("family", ["resident", "streamed"], indirect=True)
+def test_relu_lets_gradients_through_at_nan_as_torch_does(family: str):
+    case = Case("rnn", 6, batch=2, steps=3, activation="relu")
+    tensors, _ = case.tensors()
+    tensors[0][1, 0, 0] = float("nan")
+    expected = results(plain.scan, case.recurrence, tensors, None)
+    actual = results(kernels, case.recurrence, [t.float() for t in tensors], None)
+    finite = {name: wanted for name, wanted in expected.items() if wanted.isfinite().all()}
+    assert {"gradient of x", "gradient of weight 2", "gradient of weight 3"} <= finite.keys()
+    assert_agree(actual, finite, TOLERANCES[torch.float32])
+
+
+@here
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize("case", [SMALL[1], SMALL[3], SMALL[5], SMALL[6], Case("dmu", 9, (12,) * 3)], ids=str)
 def test_half_precision(case: Case, dtype: torch.dtype):

@@ -116,7 +116,7 @@ class Transition {
         });
         break;
       case deepmemory::kRelu:
-        each(span, [&](i64 r, i64 j) { put(delta, r, j, get(out, r, j) > T(0) ? get(delta, r, j) : V{}); });
+        each(span, [&](i64 r, i64 j) { put(delta, r, j, get(out, r, j) <= T(0) ? V{} : get(delta, r, j)); });
         break;
       case deepmemory::kTanh:
         each(span, [&](i64 r, i64 j) {

@@ -95,14 +95,8 @@ namespace {
 
 bool forward(const Call* call) {
   Plan plan(*call);
-  plan.share(0);
-  if (call->trace) {  // the gradient needs the same tiles, whatever its number of threads
-    std::memset(call->trace, 0, kTraceHeader * (call->is_double ? 8 : 4));
-    if (call->is_double)
-      *static_cast<double*>(call->trace) = double(plan.tile_rows);
-    else
-      *static_cast<float*>(call->trace) = float(plan.tile_rows);
-  }
+  plan.share();
+  if (call->trace) std::memset(call->trace, 0, kTraceHeader * (call->is_double ? 8 : 4));
   const int64_t rows = call->runs * call->steps * call->batch;
   expect_writes(call->y, rows * call->width, *call);
   expect_writes(call->trace, (plan.lanes ? call->runs * call->steps * plan.tiles : rows) * plan.record, *call);
@@ -117,8 +111,7 @@ bool forward(const Call* call) {
 
 bool backward(const Call* call) {
   Plan plan(*call);
-  const void* header = call->trace;
-  plan.share(call->is_double ? i64(*static_cast<const double*>(header)) : i64(*static_cast<const float*>(header)));
+  plan.share();
   const Kernels& kernels = kernels_for(*call);
   expect_writes(call->grad_x, call->runs * call->steps * call->batch * call->inputs, *call);
   const size_t bytes = size_t(kernels.gradient_size(plan)) * (call->is_double ? 8 : 4);
@@ -126,31 +119,30 @@ bool backward(const Call* call) {
 
   if (plan.parts == 1) {  // a run's gradients are complete when its only part is
     auto work = [&](int64_t run) {
-      Block sums(bytes);
+      Block sums(bytes * (plan.groups > 1 ? 2 : 1));
       if (!sums.at || !kernels.backward(plan, run, sums.at)) {
         fine = false;
         return;
       }
-      for (int64_t i = 0; i < plan.linears; i++) kernels.write_gradients(plan, run, i, &sums.at, 1);
+      for (int64_t i = 0; i < plan.linears; i++) kernels.write_gradients(plan, run, i, sums.at, 1);
     };
     parallel(call->runs, call->threads, work);
     return fine;
   }
 
-  const size_t stride = (bytes + 63) / 64 * 64;
-  const int64_t all_parts = call->runs * plan.parts;
-  Block block(stride * size_t(all_parts));
+  Block block(bytes * size_t(call->runs * plan.groups));
   if (!block.at) return false;
-  std::vector<void*> sums(static_cast<size_t>(all_parts));
-  for (size_t i = 0; i < sums.size(); i++) sums[i] = static_cast<char*>(block.at) + i * stride;
-  auto work = [&](int64_t part) {
-    if (!kernels.backward(plan, part, sums[size_t(part)])) fine = false;
+  auto sums = [&](int64_t run, int64_t group) {
+    return static_cast<char*>(block.at) + bytes * size_t(run * plan.groups + group);
   };
-  parallel(all_parts, call->threads, work);
+  auto work = [&](int64_t part) {
+    if (!kernels.backward(plan, part, sums(part / plan.parts, plan.first_group(part % plan.parts)))) fine = false;
+  };
+  parallel(call->runs * plan.parts, call->threads, work);
   if (!fine) return false;
   auto collect = [&](int64_t task) {
     const int64_t run = task / plan.linears;
-    kernels.write_gradients(plan, run, task % plan.linears, &sums[size_t(run * plan.parts)], plan.parts);
+    kernels.write_gradients(plan, run, task % plan.linears, sums(run, 0), plan.groups);
   };
   parallel(call->runs * plan.linears, call->threads, collect);
   return true;

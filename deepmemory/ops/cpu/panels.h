@@ -52,16 +52,13 @@ class Maps {
   i64 record_offset(const Linear& l) const {
     return plan.layer[l.layer].record + l.first_slot * plan.span(width_of(l));
   }
-  // Features that a sum over the map's outputs runs through: padding between slots, none after the last.
-  i64 summed(const Linear& l) const {
-    return plan.lanes ? l.slots * width_of(l) : (l.slots - 1) * plan.span(width_of(l)) + width_of(l);
-  }
+  i64 outputs(const Linear& l) const { return l.slots * width_of(l); }
 
   static i64 whole_panels(i64 columns) { return (columns + panel_width<T> - 1) / panel_width<T> * panel_width<T>; }
 
   i64 packed_size(const Linear& l, bool transposed) const {
-    if (plan.lanes) return l.slots * width_of(l) * l.in;
-    return transposed ? whole_panels(plan.padded(l.in)) * summed(l) : whole_panels(plan.weight_columns(l)) * l.in;
+    if (plan.lanes) return outputs(l) * l.in;
+    return transposed ? whole_panels(plan.padded(l.in)) * outputs(l) : whole_panels(plan.weight_columns(l)) * l.in;
   }
 
   void bind(Arena& arena, bool transposed) {
@@ -101,16 +98,19 @@ class Maps {
                      init.at + skip, init.ld, out.at + skip, out.ld);
   }
 
-  // out = init + transposed map(delta); delta starts at the layer's first slot.
+  // out = init + transposed map(delta); delta starts at the layer's first slot. Slot by slot, as padding between them
+  // must not be read: what stands there may be NaN, and a weight of zero would not hide it.
   void apply_transposed(i64 i, Panel<const T> delta, Panel<const T> init, Panel<T> out, i64 count) const {
     const Linear& l = plan.linear[i];
-    const i64 skip = l.first_slot * plan.span(width_of(l)), depth = summed(l);
+    const i64 width = width_of(l), span = plan.span(width), skip = l.first_slot * span;
     if (plan.lanes)
-      gemm<T, true>(l.in, kLanes, depth, packed_[i], l.in, {delta.at + skip, panel_width<T>, delta.ld}, init.at,
+      gemm<T, true>(l.in, kLanes, outputs(l), packed_[i], l.in, {delta.at + skip, panel_width<T>, delta.ld}, init.at,
                     init.ld, out.at, out.ld);
     else
-      gemm<T, false>(count, plan.padded(l.in), depth, delta.at + skip, delta.ld,
-                     {packed_[i], depth * panel_width<T>, panel_width<T>}, init.at, init.ld, out.at, out.ld);
+      for (i64 s = 0; s < l.slots; s++, init = {out.at, out.ld})
+        gemm<T, false>(count, plan.padded(l.in), width, delta.at + skip + s * span, delta.ld,
+                       {packed_[i] + s * width * panel_width<T>, outputs(l) * panel_width<T>, panel_width<T>}, init.at,
+                       init.ld, out.at, out.ld);
   }
 
   // Sums of a map's weight gradient: [in][slot, feature], or in lanes [slot, feature][in][vector]; then its bias.
@@ -162,17 +162,17 @@ class Maps {
 
   void pack_weight(const Linear& l, i64 run, bool transposed, T* out) const {
     constexpr i64 P = panel_width<T>;
-    const i64 width = width_of(l), span = plan.span(width), depth = summed(l);
+    const i64 width = width_of(l), span = plan.span(width);
     const T* w = value(l.weight, run);
     if (!plan.lanes) std::memset(out, 0, sizeof(T) * packed_size(l, transposed));
     for (i64 s = 0; s < l.slots; s++)
       for (i64 j = 0; j < width; j++) {
         const T* row = w + (l.gate[s] * width + j) * l.in;
-        const i64 f = s * span + j;
+        const i64 output = s * width + j, f = s * span + j;
         if (plan.lanes) {
-          std::memcpy(out + (s * width + j) * l.in, row, sizeof(T) * l.in);
+          std::memcpy(out + output * l.in, row, sizeof(T) * l.in);
         } else if (transposed) {
-          for (i64 k = 0; k < l.in; k++) out[(k / P * depth + f) * P + k % P] = row[k];
+          for (i64 k = 0; k < l.in; k++) out[(k / P * outputs(l) + output) * P + k % P] = row[k];
         } else {
           T* column = out + f / P * l.in * P + f % P;
           for (i64 k = 0; k < l.in; k++) column[k * P] = row[k];

@@ -13,6 +13,11 @@ constexpr i64 kRowsPerTile = 32;    // rows that share one load of the weights
 constexpr i64 kRowsPerChunk = 128;  // rows of a product over time: its panels fit the first-level cache
 constexpr i64 kStepsPerLaneChunk = 16;
 constexpr i64 kWorkPerThread = 2500000;  // multiply-adds below which another thread costs more than it gives
+// Groups are the most threads that share a run. Small ones cost a thread that has several of them 2 to 4 %.
+constexpr i64 kGroups = 8, kMostGroups = 16;
+constexpr i64 kRowsPerGroup = 4, kRowsOfManyWeights = 8, kRowsOfManyGroups = 16;  // at least
+constexpr i64 kManyWeights = 1 << 17;    // more of them do not stay in the second-level cache
+constexpr i64 kMostSums = i64(1) << 28;  // elements of a run's sums, each of which is as large as its weights
 
 bool keeps_slope(i64 activation) { return activation == kSilu || activation == kGelu; }
 
@@ -80,28 +85,28 @@ Plan::Plan(const Call& c) : call(c) {
   unused = record - used;
 }
 
-void Plan::share(i64 rows_per_tile) {
+void Plan::share() {
   const Call& c = call;
-  i64 per_row = 0;  // multiply-adds of one row and step
-  for (const Linear& l : linear_list) per_row += l.in * l.slots * layer[l.layer].width;
+  i64 weights = 0;  // and multiply-adds of one row and step
+  for (const Linear& l : linear_list) weights += l.in * l.slots * layer[l.layer].width;
   // The gates' exponentials count too: they dominate small states.
-  const double work = double(c.runs) * double(c.steps) * double(c.batch) * double(per_row + 40 * c.width);
-  const i64 threads = std::clamp<i64>(i64(std::min(work / kWorkPerThread, 1e6)), 1, std::max<i64>(1, c.threads));
+  const double work = double(c.steps) * double(c.batch) * double(weights + 40 * c.width);  // of one run
+  auto threads_for = [](double w, i64 most) { return std::clamp<i64>(i64(std::min(w / kWorkPerThread, 1e6)), 1, most); };
+
+  // Tiles and groups follow from the shape of a run alone: no last bit depends on the threads or on other runs.
+  const i64 fewest_rows = weights > kManyWeights ? kRowsOfManyWeights : kRowsPerGroup;
+  groups = std::min({c.batch / fewest_rows, std::max(kGroups, c.batch / kRowsOfManyGroups), kMostGroups,
+                     c.steps * c.batch / kRowsPerChunk, kMostSums / std::max<i64>(1, weights)});
+  groups = threads_for(work, std::max<i64>(1, groups));
+  const i64 group_rows = std::max<i64>(1, (c.batch + groups - 1) / groups);
+  const i64 tiles_in_group = (group_rows + kRowsPerTile - 1) / kRowsPerTile;
+  tile_rows = lanes ? kLanes : (group_rows + tiles_in_group - 1) / tiles_in_group;
+  tiles = (c.batch + tile_rows - 1) / tile_rows;
+  groups = std::max<i64>(1, std::min(groups, tiles));
 
   // Whole runs per thread where that balances; otherwise every run is cut for all threads.
-  const bool whole_runs = c.runs % threads == 0 || c.runs >= 4 * threads;
-  parts = whole_runs ? 1 : threads;
-  if (lanes) {
-    tile_rows = kLanes;
-  } else if (rows_per_tile > 0) {
-    tile_rows = rows_per_tile;
-  } else {
-    const i64 part_rows = std::max<i64>(1, (c.batch + parts - 1) / parts);
-    const i64 tiles_in_part = (part_rows + kRowsPerTile - 1) / kRowsPerTile;
-    tile_rows = (part_rows + tiles_in_part - 1) / tiles_in_part;
-  }
-  tiles = (c.batch + tile_rows - 1) / tile_rows;
-  parts = std::max<i64>(1, std::min(parts, tiles));
+  const i64 threads = threads_for(double(c.runs) * work, std::max<i64>(1, c.threads));
+  parts = c.runs % threads == 0 || c.runs >= 4 * threads ? 1 : std::min(threads, groups);
   chunk = lanes ? kStepsPerLaneChunk : std::max<i64>(1, kRowsPerChunk / tile_rows);
   chunk = std::max<i64>(1, std::min(chunk, c.steps));
 }

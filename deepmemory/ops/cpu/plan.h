@@ -14,7 +14,8 @@ enum Activation : i64 { kLeakyRelu, kRelu, kTanh, kSilu, kGelu };
 // Lanes of a tile, and what widths are padded to: both a multiple of every vector, so that a trace means the
 // same at every level.
 constexpr i64 kLanes = 16;
-constexpr i64 kTraceHeader = 16;  // elements in front of the records; the first holds the tile's rows
+// Elements in front of the records, unused: torch keeps a trace's size in compiled graphs on disk, so it must not change.
+constexpr i64 kTraceHeader = 16;
 
 // One layer in one direction over R runs. Written by deepmemory/ops/cpu/__init__.py as a row of int64.
 // Strides count elements; whatever has only a stride of runs is contiguous within a run.
@@ -78,14 +79,18 @@ struct Plan {
   i64 record, delta;  // elements per row and step (per tile and step in lanes)
   i64 unused;         // of them at the end of a record
   i64 previous;       // offset of the state before the step in a record of lanes
-  i64 tile_rows, tiles, parts;  // rows go in tiles, tiles in parts, a part to a thread; all per run
+  // Of one run: rows go in tiles, tiles in groups, groups in parts. The weight gradients of a group are one sum, a
+  // part goes to one thread.
+  i64 tile_rows, tiles, groups, parts;
   i64 chunk;                    // steps between two rounds of products over many rows
 
   explicit Plan(const Call& call);
-  void share(i64 rows_per_tile);  // cut the batch for the threads; 0 chooses the tile
+  void share();  // cuts the batch
 
   i64 padded(i64 width) const { return (width + kLanes - 1) / kLanes * kLanes; }
   i64 span(i64 width) const { return lanes ? width * kLanes : padded(width); }  // elements of one slot
+  i64 first_tile(i64 group) const { return tiles * group / groups; }
+  i64 first_group(i64 part) const { return groups * part / parts; }
   i64 weight_columns(const Linear& l) const {  // a map's outputs, padded where features are
     return l.slots * (lanes ? layer[l.layer].width : span(layer[l.layer].width));
   }
@@ -94,10 +99,12 @@ struct Plan {
 // The kernels of one level. Each returns false if memory ran out.
 struct Kernels {
   bool (*forward)(const Plan&, i64 part);
-  // `sums` has room for the part's weight gradients: gradient_size elements.
+  // Leaves the sum of each of the part's groups in `sums`, gradient_size elements apart. Where a run is one part, the
+  // first becomes their total and there is room for two.
   bool (*backward)(const Plan&, i64 part, void* sums);
   i64 (*gradient_size)(const Plan&);
-  void (*write_gradients)(const Plan&, i64 run, i64 linear, void* const* sums, i64 count);
+  // Adds up `count` sums in their order and writes the gradients of one map.
+  void (*write_gradients)(const Plan&, i64 run, i64 linear, void* sums, i64 count);
 };
 
 // Indexed by is_double.

@@ -15,6 +15,11 @@ constexpr i64 kStepsAhead = 8;  // of records asked for before they are needed
 inline i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 
 template <class T>
+void add(i64 count, const T* from, T* to) {
+  for (i64 i = 0; i < count; i++) to[i] += from[i];
+}
+
+template <class T>
 class Sweep {
  public:
   Sweep(const Plan& p, i64 part)
@@ -24,23 +29,32 @@ class Sweep {
     Buffer memory(*this, &Sweep::bind_forward);
     if (!memory.block) return false;
     maps.pack(run, false);
-    for (i64 tile = first_tile(); tile < end_tile(); tile++) forward_tile(tile);
+    const i64 end = plan.first_tile(plan.first_group(part + 1));
+    for (i64 tile = plan.first_tile(plan.first_group(part)); tile < end; tile++) forward_tile(tile);
     return true;
   }
 
-  bool backward(T* gradient_sums) {
-    sums = gradient_sums;
+  bool backward(T* first) {
     Buffer memory(*this, &Sweep::bind_backward);
     if (!memory.block) return false;
     maps.pack(run, true);
-    std::memset(sums, 0, sizeof(T) * gradient_size(plan));
-    for (i64 tile = first_tile(); tile < end_tile(); tile++) backward_tile(tile);
+    const i64 size = gradient_size(plan);
+    sums = first;
+    for (i64 group = plan.first_group(part); group < plan.first_group(part + 1); group++) {
+      std::memset(sums, 0, sizeof(T) * size);
+      for (i64 tile = plan.first_tile(group); tile < plan.first_tile(group + 1); tile++) backward_tile(tile);
+      if (plan.parts == 1 && group > 0)
+        add(size, sums, first);
+      else
+        sums += size;
+    }
     return true;
   }
 
-  static i64 gradient_size(const Plan& plan) { return sums_before(plan, plan.linears); }
+  // Whole lines, so that sums lie one behind the other.
+  static i64 gradient_size(const Plan& plan) { return plan.padded(sums_before(plan, plan.linears)); }
 
-  // Where a map's sums start among those of a part: first its weight's, then its bias's.
+  // Where a map's sums start among those of a group: first its weight's, then its bias's.
   static i64 sums_before(const Plan& plan, i64 linear) {
     Maps<T> maps(plan);
     i64 size = 0;
@@ -80,9 +94,6 @@ class Sweep {
   T *h = nullptr, *c = nullptr, *h_kept = nullptr, *c_kept = nullptr;
   T *xs = nullptr, *projected = nullptr, *spare_record = nullptr;
   T *gys = nullptr, *previous = nullptr, *deltas = nullptr, *grad_xs = nullptr, *sums = nullptr;
-
-  i64 first_tile() const { return plan.tiles * part / plan.parts; }
-  i64 end_tile() const { return plan.tiles * (part + 1) / plan.parts; }
 
   // Distances between rows of a panel; a panel of a chunk's step starts `rows` (or one tile) after the last.
   i64 row_ld(i64 elements) const { return plan.lanes ? kLanes : elements; }
@@ -201,7 +212,7 @@ class Sweep {
     }
   }
 
-  static constexpr i64 kAlways = -1;  // a time before every length
+  static constexpr i64 kAlways = INT64_MIN;  // a time before every length, negative ones included
 
   void load_state(const void* all, i64 run_stride, T* to) const {
     if (!all) {
@@ -219,18 +230,32 @@ class Sweep {
 
   void keep(const T* from, T* to) const { std::memcpy(to, from, sizeof(T) * step_of(state_span())); }
 
-  // Rows past their length take what was kept, or zero.
+  // Rows past their length take what was kept.
   void put_back(const T* kept, T* state, i64 t) const {
     const i64 span = state_span();
     for (i64 r = 0; r < rows; r++) {
       if (active(r, t)) continue;
       if (plan.lanes)
-        for (i64 at = r; at < span; at += kLanes) state[at] = kept ? kept[at] : T(0);
-      else if (kept)
-        std::memcpy(state + r * span, kept + r * span, sizeof(T) * span);
+        for (i64 at = r; at < span; at += kLanes) state[at] = kept[at];
       else
-        std::memset(state + r * span, 0, sizeof(T) * span);
+        std::memcpy(state + r * span, kept + r * span, sizeof(T) * span);
     }
+  }
+
+  // A sum over rows meets those past their length too, and lanes without a row: there all of its factors are zero,
+  // whatever the step made of them (0 * inf is NaN).
+  void clear_idle(P panel, i64 elements, i64 t) const {
+    if (all_active(t) && (!plan.lanes || rows == kLanes)) return;
+    if (!plan.lanes) {
+      for (i64 r = 0; r < rows; r++)
+        if (!active(r, t)) std::memset(panel.at + r * panel.ld, 0, sizeof(T) * elements);
+      return;
+    }
+    constexpr i64 W = lanes_of<T>;
+    T busy[kLanes];
+    for (i64 r = 0; r < kLanes; r++) busy[r] = r < rows && active(r, t);
+    for (i64 at = 0; at < elements; at += W)
+      store<T>(panel.at + at, load<T>(busy + at % kLanes) > T(0) ? load<T>(panel.at + at) : Vec<T>{});
   }
 
   void load_x(i64 low, i64 count) const {
@@ -279,6 +304,7 @@ class Sweep {
     P at = record(t);
     if (plan.lanes && call.trace) std::memcpy(at.at + plan.previous, h, sizeof(T) * state_span());
     transition.forward(state_panel(h), state_panel(c), {projected + (t - low) * step_of(ld), row_ld(ld)}, at);
+    if (call.trace) clear_idle(at, plan.record, t);
     if (call.trace && plan.unused)
       for (i64 r = 0; r < rows; r++) std::memset(at.at + (r + 1) * at.ld - plan.unused, 0, sizeof(T) * plan.unused);
     if (!whole) {
@@ -306,7 +332,7 @@ class Sweep {
 
   // --- Backward. ---
 
-  // The state before step t: y of the step the walk came from, or the start.
+  // The state before step t: y of the step the walk came from, or the start; zero for rows past their length.
   void load_previous(i64 t, P to) const {
     const i64 before = call.reverse ? t + 1 : t - 1;
     const T* y = y_at(before);
@@ -316,6 +342,7 @@ class Sweep {
       std::memcpy(to.at + r * to.ld, (inside ? y : start) + r * call.width, sizeof(T) * call.width);
       for (i64 f = call.width; f < plan.padded(call.width); f++) to.at[r * to.ld + f] = T(0);
     }
+    clear_idle(to, call.width, t);
   }
 
   void begin_chunk(i64 low, i64 count) {
@@ -346,18 +373,17 @@ class Sweep {
   void backward_step(i64 t, i64 low) {
     expect_record(call.reverse ? t + kStepsAhead : t - kStepsAhead);
     const bool whole = all_active(t), two = call.cell == deepmemory::kLstm;
-    if (!whole) {  // nothing flows into a step that did not happen
+    if (!whole) {
       keep(h, h_kept);
-      put_back(nullptr, h, t);
-      if (two) keep(c, c_kept), put_back(nullptr, c, t);
+      if (two) keep(c, c_kept);
     }
     if (call.grad_y) {
       const T* gy = gys + (t - low) * step_of(state_span());
       for (i64 j = 0; j < step_of(state_span()); j += lanes_of<T>) store<T>(h + j, load<T>(h + j) + load<T>(gy + j));
     }
-    P at = record(t);
-    transition.backward(state_panel(h), state_panel(c), previous_at(t, low), {at.at, at.ld},
-                        {deltas + (t - low) * step_of(plan.delta), row_ld(plan.delta)});
+    P at = record(t), delta{deltas + (t - low) * step_of(plan.delta), row_ld(plan.delta)};
+    transition.backward(state_panel(h), state_panel(c), previous_at(t, low), {at.at, at.ld}, delta);
+    clear_idle(delta, plan.delta, t);  // nothing flows into a step that did not happen
     if (!whole) {
       put_back(h_kept, h, t);
       if (two) put_back(c_kept, c, t);
@@ -406,24 +432,20 @@ class Sweep {
   }
 };
 
-// The gradients of one map of one run: the parts' sums together, in torch's layout.
+// The gradients of one map of one run, in torch's layout.
 template <class T>
-void write_gradients(const Plan& plan, i64 run, i64 linear, void* const* sums, i64 count) {
+void write_gradients(const Plan& plan, i64 run, i64 linear, void* sums, i64 count) {
   const Linear& l = plan.linear[linear];
   const Maps<T> maps(plan);
-  const i64 width = maps.width_of(l), columns = plan.weight_columns(l), offset = Sweep<T>::sums_before(plan, linear);
+  const i64 width = maps.width_of(l), columns = plan.weight_columns(l);
+  T* all = static_cast<T*>(sums) + Sweep<T>::sums_before(plan, linear);
+  for (i64 group = 1; group < count; group++)
+    add(maps.weight_sums(l) + maps.bias_sums(l), all + group * Sweep<T>::gradient_size(plan), all);
   const i64 column_span = plan.lanes ? width : plan.span(width);
   T* weight = static_cast<T*>(plan.call.weight[l.weight].grad);
   T* bias = l.bias < 0 ? nullptr : static_cast<T*>(plan.call.weight[l.bias].grad);
 
-  auto total = [&](i64 at) {
-    T value = 0;
-    for (i64 s = 0; s < count; s++) {
-      const T* part = static_cast<const T*>(sums[s]) + offset;
-      value += plan.lanes ? sum<T>(load<T>(part + at * lanes_of<T>)) : part[at];
-    }
-    return value;
-  };
+  auto total = [&](i64 at) { return plan.lanes ? sum<T>(load<T>(all + at * lanes_of<T>)) : all[at]; };
   for (i64 s = 0; s < l.slots; s++)
     for (i64 j = 0; j < width; j++) {
       const i64 row = l.gate[s] * width + j, column = s * column_span + j;

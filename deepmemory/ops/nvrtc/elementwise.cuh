@@ -40,7 +40,7 @@ DEVICE float slope_at(float a) {  // of silu and gelu, from what goes in
 }
 DEVICE float slope_from(float saved) {  // from what came out, or the saved slope itself
     if (ACTIVATION == LEAKY_RELU) return saved > 0.f ? 1.f : 0.01f;
-    if (ACTIVATION == RELU) return saved > 0.f ? 1.f : 0.f;
+    if (ACTIVATION == RELU) return saved <= 0.f ? 0.f : 1.f;  // 1 for NaN, as torch's
     if (ACTIVATION == TANH) return 1.f - saved * saved;
     return saved;
 }

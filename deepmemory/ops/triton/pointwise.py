@@ -71,7 +71,7 @@ def slope_from_value(a, NAME: tl.constexpr):
     if NAME == "tanh":
         return 1.0 - a * a
     elif NAME == "relu":
-        return tl.where(a > 0, 1.0, 0.0)
+        return tl.where(a <= 0, 0.0, 1.0)  # 1 for NaN, as torch's
     else:
         return tl.where(a > 0, 1.0, SLOPE)
 
