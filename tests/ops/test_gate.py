@@ -285,7 +285,7 @@ class TestOperators:
             {"trace": lambda t: t.new_empty(0)},
             {"needs": lambda t: t[1:]},
         ],
-        ids=str,
+        ids=lambda wrong: next(iter(wrong)),
     )
     def test_records(self, engine, wrong):
         args = operands(engine)
