@@ -80,6 +80,7 @@ GROWTH: dict[str, tuple[int, ...]] = {
 }
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
+CALMER = 0.7  # times the initial weights, where results are compared
 TOLERANCE = {"float32": 1e-4, "tf32": 2e-2, "bfloat16": 2e-1}  # of y and gradients, relative in norm
 
 
@@ -153,8 +154,12 @@ def ours(shape: Shape, cell: str, engine: str, device: str, recompute: bool = Fa
     module = make(engine, **options)
 
     def error(x: Tensor) -> float:
-        # With tanh: a leaky ReLU whose input rounds to the other side of zero is off by more than any arithmetic.
+        # With tanh: a leaky ReLU whose input rounds to the other side of zero is off by more than any arithmetic. And with
+        # smaller weights: thirty layers as they start out are chaotic, and no two ways to compute them agree.
         given = make(engine, "tanh", **options)
+        with torch.no_grad():
+            for parameter in given.parameters():
+                parameter.mul_(CALMER)
         law = make("plain", "tanh", device=device, dtype=torch.float64)
         law.load_state_dict(given.state_dict())
         y = given(x)[0]

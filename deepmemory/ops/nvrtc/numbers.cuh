@@ -82,30 +82,22 @@ DEVICE Words gathered_pairs(unsigned half, int first) {
 template <class Input> DEVICE Words gathered(Input value, int first, const Input*) {
     return gathered_pairs(value.bits, first);
 }
-// How far another block's shared memory is from this block's, for each block that this lane sends to.
 template <int CLUSTER_SIZE, class Input> struct Receivers {
     static constexpr int together = 16 / int(sizeof(Input)), count = (CLUSTER_SIZE + together - 1) / together;
-    unsigned away[count];
-    DEVICE Receivers() {
-        const unsigned here = address_of(shared_memory);
-#pragma unroll
-        for (int k = 0; k < count; ++k) {
-            const int rank = k * together + threadIdx.x % together;
-            away[k] = in_block(here, rank < CLUSTER_SIZE ? rank : 0) - here;
-        }
-    }
     DEVICE void send(Input* target, Input value, bool there, int exchange) const {
         const int place = threadIdx.x % together;
         const Words all = gathered(value, threadIdx.x % 32 - place, target);
         if (!there) return;
         const unsigned to = address_of(target - place), barrier = address_of(shared_memory) + 8 * (exchange & 1);
 #pragma unroll
-        for (int k = 0; k < count; ++k)
-            if (CLUSTER_SIZE % together == 0 || k * together + place < CLUSTER_SIZE)
+        for (int k = 0; k < count; ++k) {
+            const int rank = k * together + place;
+            if (CLUSTER_SIZE % together == 0 || rank < CLUSTER_SIZE)
                 asm volatile(
                     "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                        to + away[k]),
-                    "r"(all.x), "r"(all.y), "r"(all.z), "r"(all.w), "r"(barrier + away[k]) : "memory");
+                        in_block(to, rank)),
+                    "r"(all.x), "r"(all.y), "r"(all.z), "r"(all.w), "r"(in_block(barrier, rank)) : "memory");
+        }
     }
 };
 
