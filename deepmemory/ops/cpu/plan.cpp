@@ -13,7 +13,7 @@ constexpr i64 kRowsPerTile = 32;    // rows that share one load of the weights
 constexpr i64 kRowsPerChunk = 128;  // rows of a product over time: its panels fit the first-level cache
 constexpr i64 kStepsPerLaneChunk = 16;
 constexpr i64 kWorkPerThread = 2500000;  // multiply-adds below which another thread costs more than it gives
-// Groups are the most threads that share a run. Small ones cost a thread that has several of them 2 to 4 %.
+// A run has no use for more threads than groups. Smaller groups cost up to 3 % where a thread has several of them.
 constexpr i64 kGroups = 8, kMostGroups = 16;
 constexpr i64 kRowsPerGroup = 4, kRowsOfManyWeights = 8, kRowsOfManyGroups = 16;  // at least
 constexpr i64 kManyWeights = 1 << 17;    // more of them do not stay in the second-level cache
@@ -91,7 +91,9 @@ void Plan::share() {
   for (const Linear& l : linear_list) weights += l.in * l.slots * layer[l.layer].width;
   // The gates' exponentials count too: they dominate small states.
   const double work = double(c.steps) * double(c.batch) * double(weights + 40 * c.width);  // of one run
-  auto threads_for = [](double w, i64 most) { return std::clamp<i64>(i64(std::min(w / kWorkPerThread, 1e6)), 1, most); };
+  auto threads_for = [](double w, i64 most) {
+    return std::clamp<i64>(i64(std::min(w / kWorkPerThread, 1e6)), 1, most);
+  };
 
   // Tiles and groups follow from the shape of a run alone: no last bit depends on the threads or on other runs.
   const i64 fewest_rows = weights > kManyWeights ? kRowsOfManyWeights : kRowsPerGroup;

@@ -14,7 +14,7 @@ enum Activation : i64 { kLeakyRelu, kRelu, kTanh, kSilu, kGelu };
 // Lanes of a tile, and what widths are padded to: both a multiple of every vector, so that a trace means the
 // same at every level.
 constexpr i64 kLanes = 16;
-// Elements in front of the records, unused: torch keeps a trace's size in compiled graphs on disk, so it must not change.
+// Elements in front of the records, unused: torch keeps the size of a trace in compiled graphs on disk, so it stays.
 constexpr i64 kTraceHeader = 16;
 
 // One layer in one direction over R runs. Written by deepmemory/ops/cpu/__init__.py as a row of int64.
@@ -82,7 +82,7 @@ struct Plan {
   // Of one run: rows go in tiles, tiles in groups, groups in parts. The weight gradients of a group are one sum, a
   // part goes to one thread.
   i64 tile_rows, tiles, groups, parts;
-  i64 chunk;                    // steps between two rounds of products over many rows
+  i64 chunk;  // steps between two rounds of products over many rows
 
   explicit Plan(const Call& call);
   void share();  // cuts the batch
