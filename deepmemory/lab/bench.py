@@ -154,8 +154,8 @@ def ours(shape: Shape, cell: str, engine: str, device: str, recompute: bool = Fa
     module = make(engine, **options)
 
     def error(x: Tensor) -> float:
-        # With tanh: a leaky ReLU whose input rounds to the other side of zero is off by more than any arithmetic. And with
-        # smaller weights: thirty layers as they start out are chaotic, and no two ways to compute them agree.
+        # With tanh: a leaky ReLU whose input rounds to the other side of zero is off by more than any arithmetic.
+        # With smaller weights: thirty layers as they start out are chaotic, and no two ways to compute them agree.
         given = make(engine, "tanh", **options)
         with torch.no_grad():
             for parameter in given.parameters():

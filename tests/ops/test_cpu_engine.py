@@ -397,8 +397,9 @@ class TestOnlyWhatIsAskedFor:
 
     def test_other_dtypes_are_refused_with_the_reason(self):
         rec = Recurrence("rnn")
-        weights = [w.half() for w in make_weights(rec, 2, 4, [])]
-        assert "float16" in str(cpu.refuses(rec, torch.zeros(1, 1, 2).half(), weights))
+        weights = make_weights(rec, 2, 4, [])
+        assert "complex64" in str(cpu.refuses(rec, torch.zeros(1, 1, 2, dtype=torch.complex64), weights))
+        assert "float64" in str(cpu.refuses(rec, torch.zeros(1, 1, 2).half(), weights))
 
 
 class TestLevelsAndThreads:

@@ -13,7 +13,6 @@ from tolerances import assert_close
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
 
-import deepmemory as dm
 from deepmemory.ops import CELLS, Recurrence, engines, fused
 
 DEVICES = {"cpu": "cpu", "triton": "cuda", "nvrtc": "cuda"}
@@ -499,9 +498,3 @@ class TestAutocast:
         for a, e in zip(*results, strict=True):
             size = e.abs().max().clamp(min=1)
             assert_close(a.detach() / size, e.detach() / size, torch.bfloat16)
-
-    @pytest.mark.skipif(bool(missing("cpu")), reason="no CPU engine")
-    def test_an_engine_without_them_says_so(self):
-        layer = dm.DMU(3, 5, engine="cpu")
-        with torch.autocast("cpu", torch.bfloat16), pytest.raises(RuntimeError, match=r"cannot do this.*bfloat16"):
-            layer(torch.randn(6, 4, 3))
