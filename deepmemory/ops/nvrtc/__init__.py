@@ -44,14 +44,13 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
         return f"it runs on NVIDIA GPUs, and the input is on {x.device.type}"
     if x.dtype not in DTYPES:
         return f"it takes float32, bfloat16 and float16, and the input is {x.dtype}"
-    dtypes = {weight.dtype for weight in weights}
-    if len(dtypes) > 1 or not dtypes <= set(DTYPES):
-        return f"it takes weights of one type, float32, bfloat16 or float16, and got {', '.join(map(str, dtypes))}"
+    if any(weight.dtype is not weights[0].dtype or weight.dtype not in DTYPES for weight in weights):
+        return "it takes weights of one type: float32, bfloat16 or float16"
     if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
         return "it has no LSTM with projections"
     if rec.cell == "rnn" and rec.activation in ("silu", "gelu"):
         return f"it has no RNN with {rec.activation}: y does not tell the slope"
-    if max((weights[at].shape[-1:] for at in rec.between(weights)), default=(0,)) > (WIDEST,):
+    if any(weights[at].dim() and weights[at].shape[-1] > WIDEST for at in rec.between(weights)):
         return f"it is written for layers of at most {WIDEST} features"
     return None
 
