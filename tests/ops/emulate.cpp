@@ -54,14 +54,11 @@ inline float to_float(Half);
 inline void round_to(Half&, float);
 inline void round_to(BFloat16&, float);
 inline Quad from_l2(const Quad* at);
-template <int, class Input> struct Receivers {
-    void send(Input* target, Input value, bool there, int) const {
-        if (!there) return;
-        const auto offset = reinterpret_cast<char*>(target) - reinterpret_cast<char*>(shared_memory);
-        for (auto& shared : cluster->shared)
-            std::memcpy(reinterpret_cast<char*>(shared.data()) + offset, &value, sizeof value);
-    }
-};
+template <int, class Input> void send_to_all(Input* target, Input value, bool there, int) {
+    if (!there) return;
+    const auto offset = reinterpret_cast<char*>(target) - reinterpret_cast<char*>(shared_memory);
+    for (auto& shared : cluster->shared) std::memcpy(reinterpret_cast<char*>(shared.data()) + offset, &value, sizeof value);
+}
 template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input);
 
 #include "numbers.cuh"

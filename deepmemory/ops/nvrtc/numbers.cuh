@@ -71,35 +71,29 @@ DEVICE void receive(int bytes, int exchange) {
 }
 // Lanes hold neighbours in a row of a buffer: as many as fill 16 bytes put them together and share the receivers.
 DEVICE unsigned of_lane(unsigned value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
-DEVICE Words gathered(float value, int first, const float*) {
+DEVICE Words gathered(float value, int first) {
     const unsigned word = bits_of(value);
     return {of_lane(word, first), of_lane(word, first + 1), of_lane(word, first + 2), of_lane(word, first + 3)};
 }
-DEVICE Words gathered_pairs(unsigned half, int first) {
-    const unsigned word = half | __shfl_down_sync(0xffffffffu, half, 1) << 16;
+template <class Input> DEVICE Words gathered(Input value, int first) {
+    const unsigned half = value.bits, word = half | __shfl_down_sync(0xffffffffu, half, 1) << 16;
     return {of_lane(word, first), of_lane(word, first + 2), of_lane(word, first + 4), of_lane(word, first + 6)};
 }
-template <class Input> DEVICE Words gathered(Input value, int first, const Input*) {
-    return gathered_pairs(value.bits, first);
-}
-template <int CLUSTER_SIZE, class Input> struct Receivers {
-    static constexpr int together = 16 / int(sizeof(Input)), count = (CLUSTER_SIZE + together - 1) / together;
-    DEVICE void send(Input* target, Input value, bool there, int exchange) const {
-        const int place = threadIdx.x % together;
-        const Words all = gathered(value, threadIdx.x % 32 - place, target);
-        if (!there) return;
-        const unsigned to = address_of(target - place), barrier = address_of(shared_memory) + 8 * (exchange & 1);
+template <int RECEIVERS, class Input> DEVICE void send_to_all(Input* target, Input value, bool there, int exchange) {
+    constexpr int together = 16 / int(sizeof(Input));
+    const int place = threadIdx.x % together;
+    const Words all = gathered(value, threadIdx.x % 32 - place);
+    if (!there) return;
+    const unsigned to = address_of(target - place), barrier = address_of(shared_memory) + 8 * (exchange & 1);
 #pragma unroll
-        for (int k = 0; k < count; ++k) {
-            const int rank = k * together + place;
-            if (CLUSTER_SIZE % together == 0 || rank < CLUSTER_SIZE)
-                asm volatile(
-                    "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-                        in_block(to, rank)),
-                    "r"(all.x), "r"(all.y), "r"(all.z), "r"(all.w), "r"(in_block(barrier, rank)) : "memory");
-        }
+    for (int k = 0; k < RECEIVERS; k += together) {
+        const int rank = k + place;
+        if (RECEIVERS % together == 0 || rank < RECEIVERS)
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+                         ::"r"(in_block(to, rank)), "r"(all.x), "r"(all.y), "r"(all.z), "r"(all.w),
+                         "r"(in_block(barrier, rank)) : "memory");
     }
-};
+}
 
 // Memory that this very block wrote, past the first cache, which has little room beside the shared memory.
 DEVICE Quad from_l2(const Quad* at) {

@@ -18,7 +18,6 @@ template <bool BACK> struct Sweep {
     int* const until;  // [ROWS] steps that are real
     int begin, end;  // of what is not padding in every row; memory outside comes in as zero
     Panels<BACK> panels;
-    Receivers<CLUSTER, Input> receivers;
     int exchange = 0;  // counts what was sent and received; its parity tells the buffer
 
     DEVICE Sweep(const Arguments& a) : a(a), rank(block_x() % CLUSTER), run(block_y()), steps(int(a.steps)),
@@ -76,7 +75,7 @@ template <bool BACK> struct Sweep {
             const bool there = i < ROWS * own;
             Input* target = buffer(exchange) + row * row_stride<BACK>() + offset + feature;
             const Input value = as_input(there && feature < F ? values[e * STEP] : 0.f);
-            if (CLUSTER > 1) receivers.send(target, value, there, exchange);
+            if (CLUSTER > 1) send_to_all<CLUSTER>(target, value, there, exchange);
             else if (there) *target = value;
         }
     }
