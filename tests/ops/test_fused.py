@@ -8,57 +8,13 @@ import shutil
 
 import pytest
 import torch
+from fused_engines import DEVICES, draw, make, pair
 from layers import LAYERS, OWN, randomise, tensors
 from tolerances import assert_close
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
 
 from deepmemory.ops import CELLS, Recurrence, engines, fused
-
-DEVICES = {"cpu": "cpu", "triton": "cuda", "nvrtc": "cuda"}
-DTYPES = {"cpu": torch.float64, "triton": torch.float32, "nvrtc": torch.float32}
-
-
-def missing(name: str) -> str | None:
-    if DEVICES[name] == "cuda" and not torch.cuda.is_available():
-        return "no GPU"
-    return engines.unavailable(name)
-
-
-@pytest.fixture(
-    params=[pytest.param(n, marks=pytest.mark.skipif(bool(missing(n)), reason=f"{n}: {missing(n)}")) for n in DEVICES]
-)
-def engine(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(autouse=True)
-def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float32 on the GPU means float32."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
-@pytest.fixture(params=LAYERS)
-def name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-def make(name: str, engine: str, on: str, *sizes: int, **options) -> nn.Module:
-    """A layer with random weights on ``engine``, where and in the precision in which the engine ``on`` runs."""
-    sizes = sizes or (3, 5)
-    layer = LAYERS[name](*sizes, engine=engine, device=DEVICES[on], dtype=DTYPES[on], **OWN.get(name, {}), **options)
-    return randomise(layer)
-
-
-def pair(name: str, engine: str, *sizes: int, **options) -> tuple[nn.Module, nn.Module]:
-    """The same layer on a fused engine and on the plain one."""
-    ours, plain = (make(name, e, engine, *sizes, **options) for e in (engine, "plain"))
-    plain.load_state_dict(ours.state_dict())
-    return ours, plain
-
-
-def draw(on: str, *shape: int) -> Tensor:
-    return torch.randn(*shape, device=DEVICES[on], dtype=DTYPES[on])
 
 
 def draw_lengths(on: str, most: int, *shape: int) -> Tensor:
@@ -116,7 +72,7 @@ def spy(engine: str, monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 class TestRunsSideBySide:
     def test_equal_a_loop_over_runs(self, name, engine):
-        layers = [make(name, engine, engine, num_layers=2, bidirectional=True) for _ in range(3)]
+        layers = [make(name, engine, num_layers=2, bidirectional=True) for _ in range(3)]
         weights, _ = stack_module_state(layers)
         x, lengths = draw(engine, 3, 7, 4, 3).requires_grad_(), draw_lengths(engine, 7, 3, 4)
         together = vmap(lambda w, x, n: tuple(call(layers[0], w, x, n)))(weights, x, lengths)
@@ -174,7 +130,7 @@ class TestRunsSideBySide:
         close(results(ours), results(plain))
 
     def test_per_sample_gradients(self, name, engine):
-        layer = make(name, engine, engine, bidirectional=True)
+        layer = make(name, engine, bidirectional=True)
         x = draw(engine, 6, 4, 3)
         weights = weights_of(layer)
         together = vmap(grad(lambda w, x: loss(call(layer, w, x[:, None]))), (None, 1))(weights, x)
@@ -182,7 +138,7 @@ class TestRunsSideBySide:
         close(list(together.values()), [torch.stack(of_weight) for of_weight in zip(*alone, strict=True)])
 
     def test_without_gradients_nothing_is_kept(self, engine, spy):
-        layers = [make("DMU", engine, engine) for _ in range(3)]
+        layers = [make("DMU", engine) for _ in range(3)]
         weights, _ = stack_module_state(layers)
         with torch.no_grad():
             vmap(lambda w, x: tuple(call(layers[0], w, x)))(weights, draw(engine, 3, 6, 4, 3))
@@ -255,7 +211,7 @@ class TestDerivatives:
 
     def test_forward_mode_is_plain_or_refused(self, name, engine):
         automatic, plain = pair(name, engine)
-        named = make(name, engine, engine)
+        named = make(name, engine)
         automatic.engine = "auto"
         weights, x = weights_of(automatic), draw(engine, 3, 2, 3)
 
@@ -272,7 +228,7 @@ class TestDerivatives:
 def operands(engine: str, cell: str, recompute: bool, runs: tuple[int, ...] = ()) -> tuple:
     """Arguments of the operator for a small layer of a cell, with a width at which the CPU engine pads its records."""
     rec = Recurrence(cell, "tanh", reverse=recompute)
-    layer = make({key.lower(): key for key in LAYERS}[cell], engine, engine, 3, 40)
+    layer = make({key.lower(): key for key in LAYERS}[cell], engine, 3, 40)
     weights = [w.detach().expand(*runs, *w.shape).clone().requires_grad_() for w in layer.parameters()]
     x, lengths = draw(engine, *runs, 9, 4, 3).requires_grad_(), draw_lengths(engine, 7, *runs, 4)
     state = [draw(engine, *runs, 4, 40).requires_grad_() for _ in range(rec.states)]
@@ -310,7 +266,7 @@ class TestOperators:
             first.sum().backward()
 
     def test_shapes_are_known_without_data(self, name, engine):
-        layer = make(name, engine, engine, num_layers=2, bidirectional=True)
+        layer = make(name, engine, num_layers=2, bidirectional=True)
         x = draw(engine, 6, 4, 3)
         mode = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
@@ -343,21 +299,21 @@ class TestCompiled:
         close(*results)
 
     def test_once_for_all_lengths_and_batches(self, name, engine):
-        layer = make(name, engine, engine, num_layers=2, bidirectional=True)
+        layer = make(name, engine, num_layers=2, bidirectional=True)
         compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
         for steps, batch in SIZES:
             self.check(layer, compiled, draw(engine, steps, batch, 3))
 
     @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
     def test_padded_batches(self, engine, recompute):
-        layer = make("DMU", engine, engine, bidirectional=True, batch_first=True, recompute=recompute)
+        layer = make("DMU", engine, bidirectional=True, batch_first=True, recompute=recompute)
         compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
         for steps, batch in SIZES:
             lengths = draw_lengths(engine, steps, batch)
             self.check(layer, compiled, draw(engine, batch, steps, 3), lengths=lengths)
 
     def test_without_gradients(self, engine, spy):
-        layer = make("LSTM", engine, engine)
+        layer = make("LSTM", engine)
         compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
         x = draw(engine, 6, 4, 3)
         with torch.no_grad():
@@ -365,14 +321,14 @@ class TestCompiled:
         assert spy.traces == [0, 0]
 
     def test_frozen_weights(self, engine, spy):
-        layer = make("DMU", engine, engine)
+        layer = make("DMU", engine)
         layer.weight_ih_l0.requires_grad_(False)
         compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend="aot_eager")
         compiled(draw(engine, 6, 4, 3))[0].sum().backward()
         assert spy.needs == [[False, False, False, *([True] * (len(list(layer.parameters())) - 1))]]
 
     def test_runs_side_by_side(self, engine):
-        layers = [make("DMU", engine, engine) for _ in range(2)]
+        layers = [make("DMU", engine) for _ in range(2)]
         weights, _ = stack_module_state(layers)
 
         def run(weights, x):
@@ -386,13 +342,13 @@ class TestCompiled:
     @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
     @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # inductor's own
     def test_with_the_default_backend(self, engine):
-        layer = make("DMU", engine, engine)
+        layer = make("DMU", engine)
         compiled = torch.compile(layer, fullgraph=True, dynamic=True)
         for steps, batch in SIZES[:2]:
             self.check(layer, compiled, draw(engine, steps, batch, 3))
 
     def test_exported_with_dynamic_length_and_batch(self, name, engine):
-        layer = make(name, engine, engine, num_layers=2, bidirectional=True)
+        layer = make(name, engine, num_layers=2, bidirectional=True)
         steps, batch = torch.export.Dim("steps", min=2), torch.export.Dim("batch", min=2)
         lengths = draw_lengths(engine, 6, 4)
         shapes = {"input": {0: steps, 1: batch}, "lengths": {0: batch}}
@@ -420,7 +376,7 @@ def kept_bytes(run) -> int:
 class TestMemory:
     @pytest.mark.parametrize("steps", [1, 5, 16, 21])
     def test_recomputed_equals_kept(self, name, engine, steps):
-        layer = make(name, engine, engine, num_layers=2, bidirectional=True)
+        layer = make(name, engine, num_layers=2, bidirectional=True)
         x, lengths = draw(engine, steps, 4, 3), draw_lengths(engine, steps, 4)
         results = []
         for layer.recompute in (False, True):
@@ -445,7 +401,7 @@ class TestMemory:
         assert kept["recomputed"] < kept["plain"] / 3
 
     def test_nothing_is_kept_without_gradients(self, name, engine, spy):
-        layer, x = make(name, engine, engine), draw(engine, 6, 4, 3)
+        layer, x = make(name, engine), draw(engine, 6, 4, 3)
         with torch.no_grad():
             layer(x)
         layer.requires_grad_(False)
@@ -454,7 +410,7 @@ class TestMemory:
         assert spy.traces == [0, 0]
 
     def test_gradients_only_for_what_asks(self, name, engine, spy):
-        layer, x = make(name, engine, engine), draw(engine, 6, 4, 3)
+        layer, x = make(name, engine), draw(engine, 6, 4, 3)
         first, *others = layer.parameters()
         first.requires_grad_(False)
         layer(x)[0].sum().backward()

@@ -8,7 +8,8 @@ import io
 import numpy as np
 import pytest
 import torch
-from layers import LAYERS, OWN, randomise, tensors
+from fused_engines import DEVICES, draw, make, missing, pair
+from layers import tensors
 from tolerances import assert_close
 from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
@@ -18,49 +19,6 @@ from torch.func import functional_call, stack_module_state, vmap
 import deepmemory as dm
 from deepmemory import ops
 from deepmemory.ops import Recurrence, engines, fused
-
-DEVICES = {"cpu": "cpu", "triton": "cuda", "nvrtc": "cuda"}
-DTYPES = {"cpu": torch.float64, "triton": torch.float32, "nvrtc": torch.float32}
-
-
-def missing(name: str) -> str | None:
-    if DEVICES[name] == "cuda" and not torch.cuda.is_available():
-        return "no GPU"
-    return engines.unavailable(name)
-
-
-@pytest.fixture(
-    params=[pytest.param(n, marks=pytest.mark.skipif(bool(missing(n)), reason=f"{n}: {missing(n)}")) for n in DEVICES]
-)
-def engine(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture(autouse=True)
-def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-
-@pytest.fixture(params=LAYERS)
-def name(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-def make(name: str, engine: str, **options) -> nn.Module:
-    own = {"device": DEVICES[engine], "dtype": DTYPES[engine], "engine": engine} | OWN.get(name, {})
-    return randomise(LAYERS[name](3, 5, **own, **options))
-
-
-def pair(name: str, engine: str, **options) -> tuple[nn.Module, nn.Module]:
-    """The same layer on a fused engine and on the plain one."""
-    ours, plain = (make(name, engine, **options) for _ in range(2))
-    plain.load_state_dict(ours.state_dict())
-    plain.engine = "plain"
-    return ours, plain
-
-
-def draw(engine: str, *shape: int) -> Tensor:
-    return torch.randn(*shape, device=DEVICES[engine], dtype=DTYPES[engine])
 
 
 def negative_view(t: Tensor) -> Tensor:

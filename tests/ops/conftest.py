@@ -1,0 +1,26 @@
+"""What tests of the engines share."""
+
+import pytest
+import torch
+from fused_engines import DEVICES, missing
+from layers import LAYERS
+
+
+@pytest.fixture(
+    params=[pytest.param(n, marks=pytest.mark.skipif(bool(missing(n)), reason=f"{n}: {missing(n)}")) for n in DEVICES]
+)
+def engine(request: pytest.FixtureRequest) -> str:
+    """Every fused engine."""
+    return request.param
+
+
+@pytest.fixture(params=LAYERS)
+def name(request: pytest.FixtureRequest) -> str:
+    """Every layer."""
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 on the GPU means float32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
