@@ -30,8 +30,7 @@ SEND = 5e-4  # 16 bytes to every block
 READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from shared memory; one product for each lane
 TILE = 9e-4  # 16 x 8 sums on the tensor cores, over half a unit
 QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and for a unit of the tensor cores
-# Bytes that the second cache gives in a microsecond: to one multiprocessor, and to all of them.
-STREAMED_BYTES, ALL_STREAMED_BYTES = 6e4, 5.5e6
+STREAMED_BYTES = 6e4  # that one multiprocessor reads from the second cache in a microsecond
 BARRIERS = 4  # floats of shared memory
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
 # needs more for the rest. A block of fewer threads has more for each.
@@ -168,9 +167,8 @@ def plan(
                 if streams and product == FMA and warps <= FEW_WARPS:
                     continue  # few warps do not hide how far the memory is
                 if max(layout.shared_bytes) <= shared_limit:
-                    clusters = runs * -(-batch // rows)
-                    blocks, waves = min(clusters, at_once) * cluster, -(-clusters // at_once)
-                    cost = waves * sum(microseconds(shape, layout, backward, blocks) for backward in (False, True))
+                    waves = -(-runs * -(-batch // rows) // at_once)
+                    cost = waves * sum(microseconds(shape, layout, backward) for backward in (False, True))
                     if best is None or cost < best[0]:
                         best = cost, layout
     assert best is not None, "one row in one block always fits: weights may be streamed"
@@ -191,26 +189,23 @@ def _warps(shape: Shape, product: str, cluster: int) -> tuple[int, ...]:
     return (4, FEW_WARPS, MOST_WARPS) if cluster <= FEW_BLOCKS else (MOST_WARPS,)
 
 
-def microseconds(shape: Shape, layout: Plan, backward: bool, blocks: int) -> float:
-    """An estimate of one step, with so many blocks at work."""
+def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
+    """An estimate of one step of one block."""
     sweep = layout.backward if backward else layout.forward
     size = input_bytes(shape, layout.product)
-    bytes_per_microsecond = min(STREAMED_BYTES, ALL_STREAMED_BYTES / blocks)
     total = 0.0
     for index, (layer, repeat) in enumerate(shape.stages()):
         spread = _spread(layer, layout.product, size, layout.rows, layout.cluster, layout.warps, backward)
-        own = _slice(layer.inputs if backward else layer.features, layout.cluster, layout.product, size)
-        finished = layout.rows * own / 32  # warps' worth of elements
+        inputs, features = (_slice(width, layout.cluster, layout.product, size) for width in layer[:2])
+        finished = layout.rows * (inputs if backward else features) / 32  # warps' worth of elements
         layer_cost = spread.microseconds(sweep.kept[index]) + WARP * layout.warps + FINISH * finished
         layer_cost += ANOTHER * (-(-finished // layout.warps) - 1)
         if layout.cluster == 1:
             layer_cost += BARRIER
         else:
-            sent = (
-                layout.rows * _slice(layer.features, layout.cluster, layout.product, size) * layout.cluster * size / 16
-            )
+            sent = layout.rows * features * layout.cluster * size / 16
             layer_cost += EXCHANGE + SEND * sent * (layer.gates if backward else 1)
-        total += repeat * layer_cost + 16 * spread.quads_of_unit * sweep.streamed[index] / bytes_per_microsecond
+        total += repeat * layer_cost + 16 * spread.quads_of_unit * sweep.streamed[index] / STREAMED_BYTES
     return total
 
 
