@@ -220,14 +220,13 @@ def test_lengths_stop_each_sequence_and_padding_stays_outside(case, engine):
     compare(rec, d, hidden, layout=small(2, 2, REGISTERS), engine=engine, lengths=[4, 0, 2])
 
 
+IN_OTHER_TYPES = ("dmu-n2", "dmu-n5", "gru", "lstm-reverse")  # each is compiled for a second or two
+
+
 @pytest.mark.parametrize(
     ("case", "dtype"),
     [(case, torch.bfloat16) for case in CASES]
-    + [
-        (case, dtype)
-        for dtype in (torch.float32, torch.float16)
-        for case in ("dmu-n2", "dmu-n5", "gru", "lstm-reverse")
-    ],
+    + [(case, dtype) for dtype in (torch.float32, torch.float16) for case in IN_OTHER_TYPES],
 )
 def test_tensor_cores_agree_with_the_definition(case, dtype, engine):
     rec, d, hidden = CASES[case]
