@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory):
-    """Compiles ``sweep.cu`` for the host, once per set of constants."""
+    """Compiles the CUDA source for the host, once per set of constants."""
     folder = tmp_path_factory.mktemp("emulated")
 
     def build(defines: dict[str, str]) -> ctypes.CDLL:
@@ -600,6 +600,18 @@ def test_refuses_what_it_cannot_do_and_says_why(rec, weights, dtype, reason):
         assert reason in nvrtc.refuses(rec, x, [torch.empty(shape, dtype=dtype, device="cuda") for shape in weights])
         fits = [torch.empty(shape, device="cuda") for shape in ((4, 3), (4, 4), (4,), (4,))]
         assert nvrtc.refuses(Recurrence("rnn"), x.float(), fits) is None
+
+
+def test_what_it_refuses_can_be_asked_inside_a_compiled_graph():
+    rec = Recurrence("dmu")
+    asked = torch.compile(
+        lambda x, *weights: x + (nvrtc._refuses_anywhere(rec, x, list(weights)) is None),
+        fullgraph=True,
+        backend="eager",
+    )
+    shapes = (4, 3), (4, 5), (4,), (10, 4), (10,)
+    assert asked(torch.zeros(2), *map(torch.zeros, shapes)).all()
+    assert not asked(torch.zeros(2, dtype=torch.float64), *map(torch.zeros, shapes)).any()
 
 
 class Compiler:

@@ -42,6 +42,11 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
     """Why this engine cannot do this case, or None."""
     if x.device.type != "cuda":
         return f"it runs on NVIDIA GPUs, and the input is on {x.device.type}"
+    return _refuses_anywhere(rec, x, weights)
+
+
+def _refuses_anywhere(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
+    """What has nothing to do with the device, in words that torch can compile."""
     if x.dtype not in DTYPES:
         return f"it takes float32, bfloat16 and float16, and the input is {x.dtype}"
     if any(weight.dtype is not weights[0].dtype or weight.dtype not in DTYPES for weight in weights):

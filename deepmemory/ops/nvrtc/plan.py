@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -80,7 +79,7 @@ class Shape:
     def stages(self) -> list[tuple[Layer, int]]:
         """Runs of layers of one shape, which share their code; the first layer, which x goes into, is alone."""
         first, *others = self.layers()
-        return [(first, 1), *((layer, len(list(run))) for layer, run in groupby(others))]
+        return [(first, 1), *((layer, len(list(run))) for layer, run in itertools.groupby(others))]
 
 
 @dataclass(frozen=True)
