@@ -9,7 +9,7 @@ import typer
 
 from deepmemory.lab import commands, paper
 from deepmemory.lab.settings import HELP, LANGUAGES, LARGEST, PIXELS, TASKS
-from deepmemory.lab.tracking import TRACKERS
+from deepmemory.lab.training.trackers import TRACKERS
 
 app = typer.Typer(
     name="dmu",

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from deepmemory.lab import paper as published
-from deepmemory.lab import records
-from deepmemory.lab.progress import choose_display
+from deepmemory.lab.records import database
 from deepmemory.lab.settings import (
     CELLS,
     LANGUAGES,
@@ -25,7 +24,8 @@ from deepmemory.lab.settings import (
     change,
     check_choice,
 )
-from deepmemory.lab.tracking import open_tracker
+from deepmemory.lab.training.progress import choose_display
+from deepmemory.lab.training.trackers import open_tracker
 from deepmemory.lab.writing import put, without_links
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 def guard(app: Callable[[], Any]) -> None:
     """Run the command line; a mistake, or a machine that fails, gets one line that says what is wrong."""
-    from deepmemory.lab.processes import ProcessLost
+    from deepmemory.lab.training.distributed import ProcessLost
 
     try:
         app()
@@ -152,7 +152,7 @@ def paper(
     cluster: Cluster | None = None,
 ) -> None:
     """Train the paper's settings, write the report and print it."""
-    from deepmemory.lab.studies import is_follower
+    from deepmemory.lab.training.studies import is_follower
 
     chosen = [check_choice("task", task, TASKS) for task in tasks or TASKS]
     given = {name: value for name, value in changes.items() if value is not None} | parse_assignments(assignments)
@@ -202,7 +202,7 @@ def train(
     cluster: Cluster | None = None,
 ) -> None:
     """Train one setting and print what came out."""
-    from deepmemory.lab.studies import is_follower
+    from deepmemory.lab.training.studies import is_follower
 
     given = {name: value for name, value in changes.items() if value is not None}
     setting = published.setting(task, cell, given.pop("depth", 1) if task in published.REAL_DATA else 1)
@@ -238,7 +238,7 @@ def report(out: Path, to: Path | None, as_json: bool, tasks: Sequence[str] = TAS
 def report_sweeps(out: Path, to: Path | None, as_json: bool) -> None:
     """Write the page of the searches, where Optuna can read them."""
     try:
-        from deepmemory.lab import sweep as search
+        from deepmemory.lab.scale import search
     except ModuleNotFoundError as error:
         print(f"left out: the searches in {out}; {error}", file=sys.stderr)
         return
@@ -249,7 +249,7 @@ def report_sweeps(out: Path, to: Path | None, as_json: bool) -> None:
 
 def merge(sources: Sequence[Path], out: Path) -> None:
     """Join folders."""
-    merged = records.merge(sources, out)
+    merged = database.merge(sources, out)
     studies = merged.studies()
     merged.close()
     print(f"{out}: {len(studies)} studies, {sum(len(study.runs) for study in studies)} runs")
@@ -317,28 +317,28 @@ def bench(
     """Time our engines and their peers, and leave numbers, picture and table in ``out``."""
     import torch
 
-    from deepmemory.lab import bench as timing
+    from deepmemory.lab.bench import speed
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_choice("device", device, ("cpu", "cuda"))
-    everything = timing.GPU_SHAPES if device == "cuda" else timing.CPU_SHAPES
+    everything = speed.GPU_SHAPES if device == "cuda" else speed.CPU_SHAPES
     names = split(shapes) if shapes else list(everything)
     for name in names:
-        check_choice("shape", name, tuple(timing.SHAPES))
-    modes = [check_choice("precision", name, timing.PRECISIONS) for name in split(precisions)]
+        check_choice("shape", name, tuple(speed.SHAPES))
+    modes = [check_choice("precision", name, speed.PRECISIONS) for name in split(precisions)]
     layers = [check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)]
-    ours = [check_choice("engine", name, timing.NAMES) for name in split(engines)] if engines else timing.NAMES
+    ours = [check_choice("engine", name, speed.NAMES) for name in split(engines)] if engines else speed.NAMES
     file = out / f"bench-{device}.json"
-    result = timing.bench(device, names, modes, layers, seconds, growth, loop, file, engines=ours)
-    timing.draw(result, file.with_suffix(".svg"))
-    print(timing.speed_table(result))
+    result = speed.bench(device, names, modes, layers, seconds, growth, loop, file, engines=ours)
+    speed.draw(result, file.with_suffix(".svg"))
+    print(speed.speed_table(result))
     print(f"numbers: {file}\npicture: {file.with_suffix('.svg')}")
 
 
 def bench_studies(tasks: str, machine: Machine, out: Path) -> None:
     """Time a few steps of the paper's studies as a Python loop, for the report on the records in ``out``."""
-    from deepmemory.lab import loop_time
+    from deepmemory.lab.bench import loop_time
 
     chosen = [check_choice("task", task, TASKS) for task in split(tasks)]
     print(f"written: {loop_time.write(with_data(published.settings(chosen), machine.data), machine, out)}")
@@ -361,8 +361,8 @@ def sweep(
     as_json: bool,
 ) -> None:
     """Search, then print the best trials and write the page of the search."""
-    from deepmemory.lab import sweep as search
-    from deepmemory.lab.progress import JsonLines, PlainLines
+    from deepmemory.lab.scale import search
+    from deepmemory.lab.training.progress import JsonLines, PlainLines
 
     given = parse_assignments(assignments)
     depth = int(given.pop("depth", "1")) if task in published.REAL_DATA else 1
@@ -410,8 +410,8 @@ def export(checkpoint: Path, format: str, run: int | None, to: Path | None, data
     from safetensors import SafetensorError
 
     from deepmemory.export import FORMATS
-    from deepmemory.lab import exporting
-    from deepmemory.lab.models import load_model
+    from deepmemory.lab.use import exporting
+    from deepmemory.lab.use.loading import load_model
 
     check_choice("format", format, tuple(FORMATS))
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which nobody needs, is missing
@@ -445,8 +445,8 @@ def compose(
     as_json: bool,
 ) -> None:
     """Go on with a tune and write it as MIDI and as sound."""
-    from deepmemory.lab import decoding, sound
-    from deepmemory.lab.models import load_model
+    from deepmemory.lab.use import decoding, sound
+    from deepmemory.lab.use.loading import load_model
 
     if tune is not None and source is not None:
         raise ValueError("a tune begins with --tune or with --from; give one of them")
@@ -479,8 +479,8 @@ def translate(
     as_json: bool,
 ) -> None:
     """Say a sentence in English, or measure how well a whole test split is said."""
-    from deepmemory.lab import decoding
-    from deepmemory.lab.models import load_model
+    from deepmemory.lab.use import decoding
+    from deepmemory.lab.use.loading import load_model
 
     if (text is None) != bleu:
         raise ValueError("translate takes a sentence or --bleu, one of the two")
@@ -510,8 +510,8 @@ def generate(
     as_json: bool,
 ) -> None:
     """Go on with a text."""
-    from deepmemory.lab import decoding
-    from deepmemory.lab.models import load_model
+    from deepmemory.lab.use import decoding
+    from deepmemory.lab.use.loading import load_model
 
     said, unknown = decoding.continue_text(load_model(checkpoint, run, data), text, words, temperature, top, seed)
     tell_unknown(unknown, f"read as {decoding.UNKNOWN}")
@@ -526,8 +526,8 @@ def tell_unknown(words: Sequence[str], what: str) -> None:
 
 def inspect(checkpoint: Path, run: int | None, to: Path | None, data: Path | None, as_json: bool) -> None:
     """Say what is inside a model; pictures and numbers go to a folder."""
-    from deepmemory.lab import inspection
-    from deepmemory.lab.models import load_model
+    from deepmemory.lab.use import inspection
+    from deepmemory.lab.use.loading import load_model
 
     found = inspection.inspect(load_model(checkpoint, run, data))
     told = {"event": "inspect", **inspection.as_data(found)}
@@ -546,8 +546,8 @@ def play(
     port: int, out: Path, translation: Path | None, music: Path | None, data: Path | None, open_page: bool
 ) -> None:
     """Serve the page to this machine until Ctrl-C."""
-    from deepmemory.lab.play.checkpoints import offer
-    from deepmemory.lab.play.server import Server, open_in_browser
+    from deepmemory.lab.use.play.checkpoints import offer
+    from deepmemory.lab.use.play.server import Server, open_in_browser
 
     with Server(port, offer("translation", translation, out, data), offer("polymusic", music, out, data)) as server:
         print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
@@ -575,8 +575,8 @@ def carry_out(
     cluster: Cluster | None = None,
 ) -> list[str]:
     """Train with a display that fits the output, here or on a cluster; says what was given up."""
-    from deepmemory.lab import inspection
-    from deepmemory.lab.studies import Watch, is_follower, run_studies
+    from deepmemory.lab.training.studies import Watch, is_follower, run_studies
+    from deepmemory.lab.use import inspection
 
     track = open_tracker("none" if is_follower(settings, machine) else eyes.tracker, out)
     watch: Watch | None = None
@@ -592,12 +592,12 @@ def carry_out(
         if check_choice("--on", cluster.on, ("here", "ray")) == "ray":
             if watch is not None:
                 raise ValueError("--watch needs the weights here; leave it out with --on ray")
-            from deepmemory.lab.fanout import Share, run_on_ray
+            from deepmemory.lab.scale.ray_cluster import Share, run_on_ray
 
             share = Share(cluster.group, cluster.cpus, cluster.gpus or float(machine.device.startswith("cuda")))
             lost = run_on_ray(settings, seeds, out, machine, display, track, cluster.address, share)
         elif cluster.at_once > 1:
-            from deepmemory.lab.at_once import run_at_once
+            from deepmemory.lab.scale.concurrent import run_at_once
 
             lost = run_at_once(cluster.at_once, settings, seeds, out, machine, display, track, watch)
         else:
@@ -627,11 +627,11 @@ def tell_stopped() -> NoReturn:
 
 def tell_diverged(settings: Sequence[Setting], out: Path) -> bool:
     """Say whose loss became nan or inf; true where that happened to every run of a setting."""
-    opened = records.Records(out)
+    opened = database.Records(out)
     hopeless = False
     for study in (opened.study(setting.key) for setting in settings):
         states = [run.state for run in study.runs] if study else []
-        if study and (lost := states.count(records.DIVERGED)):
+        if study and (lost := states.count(database.DIVERGED)):
             hopeless |= lost == len(states)
             print(
                 f"{study.setting.task} {study.setting.cell}: {lost} of {len(states)} runs diverged, their loss became "

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from deepmemory.lab.network import TRANSLATION_FEATURES, WORD_FEATURES
 from deepmemory.lab.settings import CELLS, LANGUAGES, PIXELS, SHARED_RATE, TASKS, Setting, check_choice
 from deepmemory.lab.settings import REAL as REAL_TASKS
 from deepmemory.lab.settings import SYNTHETIC as SYNTHETIC_TASKS
+from deepmemory.lab.training.network import TRANSLATION_FEATURES, WORD_FEATURES
 
 RUNS = 51  # of every cell in the synthetic tasks
 EPOCHS = 100  # of every run, at most

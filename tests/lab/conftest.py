@@ -2,7 +2,7 @@ import pytest
 import torch
 from lab.real_data import TASKS
 
-from deepmemory.lab import training
+from deepmemory.lab.training import loop
 
 
 @pytest.fixture(autouse=True)
@@ -17,4 +17,4 @@ def one_thread():
 @pytest.fixture
 def made_data(monkeypatch):
     """Tasks with real data train on small made data."""
-    monkeypatch.setattr(training, "task_of", lambda setting, data=None: TASKS[setting.task]())
+    monkeypatch.setattr(loop, "task_of", lambda setting, data=None: TASKS[setting.task]())

@@ -2,9 +2,9 @@
 
 import math
 
-from deepmemory.lab.progress import MEASURED
-from deepmemory.lab.records import DIVERGED, RUNNING, SPENT, Records, Run, Study
+from deepmemory.lab.records.database import DIVERGED, RUNNING, SPENT, Records, Run, Study
 from deepmemory.lab.report.scores import nearest
+from deepmemory.lab.training.progress import MEASURED
 
 SPLITS = ("train", "valid", "test")
 

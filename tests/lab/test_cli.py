@@ -110,7 +110,7 @@ def test_open_readings_change_only_whom_they_concern(tmp_path):
         tmp_path,
     )
     assert result.exit_code == 0
-    from deepmemory.lab.records import Records
+    from deepmemory.lab.records.database import Records
 
     settings = {(s.setting.task, s.setting.cell): s.setting for s in Records(tmp_path).studies()}
     assert {key: (s.module_rate, s.patience, s.noise) for key, s in settings.items()} == {
@@ -140,7 +140,7 @@ def test_train_takes_any_setting(tmp_path):
     )
     assert result.exit_code == 0
     assert f"dmu report --out {tmp_path}" in result.output
-    from deepmemory.lab.records import Records
+    from deepmemory.lab.records.database import Records
 
     (study,) = Records(tmp_path).studies()
     assert (study.setting.hidden, study.setting.transition, study.setting.lr) == ((4,), (6, 5), 0.1)
@@ -228,8 +228,8 @@ def test_the_live_table_shows_every_study(monkeypatch):
     from rich.console import Console
 
     from deepmemory.lab import paper
-    from deepmemory.lab.progress import LiveTable
-    from deepmemory.lab.training import Epoch
+    from deepmemory.lab.training.loop import Epoch
+    from deepmemory.lab.training.progress import LiveTable
 
     settings = paper.settings(["adding"], ["dmu", "gru"])
     table = LiveTable()

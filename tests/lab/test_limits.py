@@ -11,17 +11,18 @@ import torch
 from lab.checkpoints import small, train
 from typer.testing import CliRunner
 
-from deepmemory.lab import cli, sound
+from deepmemory.lab import cli
 from deepmemory.lab.data import DataError, files
 from deepmemory.lab.data import pairs as sentences
 from deepmemory.lab.data.pairs import parse_pairs
-from deepmemory.lab.models import load_model
-from deepmemory.lab.network import weight_count
-from deepmemory.lab.records import LARGEST_UNPACKED, Records, RecordsError, Room, merge, unpack_curves
+from deepmemory.lab.records.database import LARGEST_UNPACKED, Records, RecordsError, Room, merge, unpack_curves
 from deepmemory.lab.report import write_report
 from deepmemory.lab.settings import MOST, MOST_LAYERS, Setting
-from deepmemory.lab.sound import midi, roll_of
 from deepmemory.lab.tasks import task_of
+from deepmemory.lab.training.network import weight_count
+from deepmemory.lab.use import sound
+from deepmemory.lab.use.loading import load_model
+from deepmemory.lab.use.sound import midi, roll_of
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +104,9 @@ def test_a_database_holds_values_and_computes_none(received, scheme, write):
 
 def test_neither_does_one_of_searches(tmp_path):
     pytest.importorskip("optuna")
-    from deepmemory.lab import sweep
+    from deepmemory.lab.scale import search
 
-    sweep.open_storage(sweep.default_storage(tmp_path))
+    search.open_storage(search.default_storage(tmp_path))
     (tmp_path / "sweeps.sqlite").rename(tmp_path / "records.sqlite")
     spoil(tmp_path, "DROP TABLE trials", f"CREATE VIEW trials AS {FOREVER} AS trial_id, i AS study_id FROM n")
     (tmp_path / "records.sqlite").rename(tmp_path / "sweeps.sqlite")

@@ -10,11 +10,11 @@ from textwrap import wrap
 from typing import Any
 
 from deepmemory.lab import paper
-from deepmemory.lab.network import weight_count
 from deepmemory.lab.report import scores
 from deepmemory.lab.report.tables import TITLES, Picture, counts_by_epoch, longest
 from deepmemory.lab.settings import THRESHOLDS
 from deepmemory.lab.tasks import task_of
+from deepmemory.lab.training.network import weight_count
 from deepmemory.lab.writing import put
 
 # Okabe and Ito's colours, told apart by colour-blind readers; dashes and markers tell them apart in black and white.

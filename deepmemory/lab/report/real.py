@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deepmemory.lab import paper
-from deepmemory.lab.loop_time import STEPS, LoopTime, key_of
+from deepmemory.lab.bench.loop_time import STEPS, LoopTime, key_of
 from deepmemory.lab.paper import REAL_RUNS, Spread
-from deepmemory.lab.progress import duration
 from deepmemory.lab.report.blocks import Block, Commands, Heading, Items, Table, Text, table
 from deepmemory.lab.report.cells import NOTHING, both, cell_name, difference, images, mean, runs_in_words, show
 from deepmemory.lab.report.claims import (
@@ -39,6 +38,7 @@ from deepmemory.lab.report.scores import (
 )
 from deepmemory.lab.report.tables import machines
 from deepmemory.lab.settings import REAL
+from deepmemory.lab.training.progress import duration
 
 TITLE = "Real data, paper and ours"
 WORDS = {True: "agrees", False: "**differs**", None: "open"}

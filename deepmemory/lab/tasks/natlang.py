@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.lab.data.text import Corpus
-from deepmemory.lab.network import WordNetwork, tensors_in, zero_state
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, counted, cross_entropy
 from deepmemory.lab.tasks.on_device import OnDevice
+from deepmemory.lab.training.network import WordNetwork, tensors_in, zero_state
 
 
 class NatLang:
