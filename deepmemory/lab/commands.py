@@ -546,10 +546,11 @@ def play(
     port: int, out: Path, translation: Path | None, music: Path | None, data: Path | None, open_page: bool
 ) -> None:
     """Serve the page to this machine until Ctrl-C."""
-    from deepmemory.lab.use.play.checkpoints import offer
+    from deepmemory.lab.use.play.models import find_model
     from deepmemory.lab.use.play.server import Server, open_in_browser
 
-    with Server(port, offer("translation", translation, out, data), offer("polymusic", music, out, data)) as server:
+    translator, composer = find_model("translation", translation, out, data), find_model("polymusic", music, out, data)
+    with Server(port, translator, composer) as server:
         print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
         if open_page:
             open_in_browser(server.address)
