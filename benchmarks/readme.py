@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from deepmemory.lab.bench import speed
+from deepmemory.lab.bench.tables import speed_table
 from deepmemory.lab.records.database import Records
 from deepmemory.lab.report import markdown, real
 from deepmemory.lab.report.scores import accounts
@@ -17,7 +17,7 @@ def tables() -> dict[str, str]:
     """By the mark they stand after: speeds, and how close the reproduction comes to the paper."""
     results = ROOT / "benchmarks" / "results"
     made = {
-        f"speed {device}": speed.speed_table(json.loads((results / file).read_text()))
+        f"speed {device}": speed_table(json.loads((results / file).read_text()))
         for device, file in {"gpu": "h200.json", "cpu": "cpu.json"}.items()
     }
     records = Records(ROOT / "docs" / "reproduction")

@@ -251,6 +251,9 @@ def bench_command(
         str, typer.Option(help="which of our layers, separated by commas: DMU, RHN, RNN, GRU, LSTM")
     ] = "DMU",
     seconds: Annotated[float, typer.Option(min=0, max=3600, help="for each contestant at each shape")] = 1.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, max=10000, help="in all; what does not fit is skipped, and said; 0: no limit")
+    ] = 10.0,
     growth: Annotated[bool, typer.Option(help="also let one size grow at a time")] = False,
     loop: Annotated[bool, typer.Option(help="time the Python loop too")] = True,
     engines: Annotated[
@@ -267,7 +270,7 @@ def bench_command(
     if studies:
         commands.bench_studies(studies, commands.machine(device, "plain", False, 0, data), out)
     else:
-        commands.bench(device, shapes, precisions, cells, seconds, growth, loop, out, engines)
+        commands.bench(device, shapes, precisions, cells, seconds, growth, loop, out, engines, minutes)
 
 
 @data_app.command("list")

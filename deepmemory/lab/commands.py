@@ -313,26 +313,37 @@ def bench(
     loop: bool,
     out: Path,
     engines: str | None = None,
+    minutes: float = 10.0,
 ) -> None:
     """Time our engines and their peers, and leave numbers, picture and table in ``out``."""
     import torch
 
+    from deepmemory.lab.bench import shapes as all_shapes
     from deepmemory.lab.bench import speed
+    from deepmemory.lab.bench.figure import draw
+    from deepmemory.lab.bench.tables import speed_table
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_choice("device", device, ("cpu", "cuda"))
-    everything = speed.GPU_SHAPES if device == "cuda" else speed.CPU_SHAPES
-    names = split(shapes) if shapes else list(everything)
-    for name in names:
-        check_choice("shape", name, tuple(speed.SHAPES))
-    modes = [check_choice("precision", name, speed.PRECISIONS) for name in split(precisions)]
-    layers = [check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)]
-    ours = [check_choice("engine", name, speed.NAMES) for name in split(engines)] if engines else speed.NAMES
+    everything = all_shapes.GPU_SHAPES if device == "cuda" else all_shapes.CPU_SHAPES
+    plan = speed.Benchmark(
+        device=device,
+        shapes=tuple(check_choice("shape", name, tuple(all_shapes.SHAPES)) for name in split(shapes))
+        if shapes
+        else everything,
+        precisions=tuple(check_choice("precision", name, speed.PRECISIONS) for name in split(precisions)),
+        cells=tuple(check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)),
+        engines=tuple(check_choice("engine", name, speed.NAMES) for name in split(engines)) if engines else speed.NAMES,
+        seconds=seconds,
+        minutes=minutes,
+        growth=growth,
+        loop=loop,
+    )
     file = out / f"bench-{device}.json"
-    result = speed.bench(device, names, modes, layers, seconds, growth, loop, file, engines=ours)
-    speed.draw(result, file.with_suffix(".svg"))
-    print(speed.speed_table(result))
+    result = speed.bench(plan, file)
+    draw(result, file.with_suffix(".svg"))
+    print(speed_table(result))
     print(f"numbers: {file}\npicture: {file.with_suffix('.svg')}")
 
 
