@@ -2,8 +2,9 @@
 
     python examples/streaming.py
 
-Three sensors, one of which jumps now and then. A small DMU learns to predict the next measurement; its error shows the jumps
-while the stream runs. Then the time per step is compared with ``nn.GRUCell`` and, where it is installed, with ONNX Runtime.
+Three sensors, one of which jumps now and then. A small DMU learns to predict the next measurement; its error shows the
+jumps while the stream runs. Then the time per step is compared with ``nn.GRUCell`` and, where it is installed, ONNX
+Runtime.
 """
 
 import argparse
