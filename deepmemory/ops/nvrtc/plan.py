@@ -65,7 +65,9 @@ class Shape:
     resets: bool = False
 
     @classmethod
-    def of(cls, rec: Recurrence, value: torch.dtype, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> Shape:
+    def of(
+        cls, rec: Recurrence, value: torch.dtype, weights: list[Tensor], sequences: Sequences = FULL_LENGTH
+    ) -> Shape:
         """Read the shape off a layer's weights, with or without a dimension of runs."""
         d = weights[1].shape[-1]
         deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
