@@ -368,7 +368,9 @@ def parse(name: str, kind: Any, value: Any) -> Any:
             raise ValueError
         return kind(value)
     except (TypeError, ValueError, OverflowError):
-        expected = "whole numbers separated by commas" if kind == tuple[int, ...] else f"of type {kind.__name__}"
+        expected = {int: "a whole number", float: "a number", str: "text"}.get(
+            kind, "whole numbers separated by commas"
+        )
         raise ValueError(f"{name} should be {expected}, got {value!r}") from None
 
 

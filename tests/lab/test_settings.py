@@ -27,7 +27,7 @@ def test_text_becomes_the_type_of_the_field():
         ({"cell": "tru"}, "unknown cell 'tru'; choose from rnn, lstm, gru, rhn, dmu"),
         ({"task": "add"}, "choose from adding, temporal-order, noisy-sequence"),
         ({"rate": 1}, "unknown setting 'rate'; choose from task, cell, hidden"),
-        ({"lr": "fast"}, "lr should be of type float, got 'fast'"),
+        ({"lr": "fast"}, "lr should be a number, got 'fast'"),
         ({"lr": -1}, "lr should be positive, got -1"),
         ({"hidden": "a"}, "hidden should be whole numbers separated by commas"),
         ({"module_rate": "slow"}, "module_rate should be formula, same or a positive number"),

@@ -159,7 +159,15 @@ def train_one(
     relay = Relay(connection)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by the process that started this one
     try:
-        run_studies([setting], seeds, out, machine, relay, watch=watch, sharers=lambda: max(1, running.value))
+        run_studies(
+            [setting],
+            seeds,
+            out=out,
+            machine=machine,
+            display=relay,
+            watch=watch,
+            sharers=lambda: max(1, running.value),
+        )
     except KeyboardInterrupt:
         pass  # the process that started this one says so
     except Exception as error:

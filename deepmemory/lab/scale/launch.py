@@ -46,5 +46,5 @@ def launch(
             track=track,
             watch=watch,
         )
-    run_studies(settings, seeds, out, machine, display, track, watch)
+    run_studies(settings, seeds, out=out, machine=machine, display=display, track=track, watch=watch)
     return []

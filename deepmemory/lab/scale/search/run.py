@@ -178,7 +178,7 @@ def train_trial(
     runs = recorded(folder, setting)
     for number in range(1, max((len(run.curves) for run in runs), default=0) + 1):
         report(number, {run.seed: run.curves[number - 1][1] for run in runs if len(run.curves) >= number})
-    run_studies([setting], seeds, folder, machine, display, track)
+    run_studies([setting], seeds, out=folder, machine=machine, display=display, track=track)
     return statistics.median(best.values())
 
 
