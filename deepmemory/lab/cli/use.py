@@ -194,10 +194,11 @@ def play(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="open the page in the browser")] = True,
 ) -> None:
     """Serve a page in the browser to train, translate and compose; only to this machine, until Ctrl-C."""
-    from deepmemory.lab.use.play.checkpoints import offer
+    from deepmemory.lab.use.play.models import find_model
     from deepmemory.lab.use.play.server import Server, open_in_browser
 
-    with Server(port, offer("translation", translation, out, data), offer("polymusic", music, out, data)) as server:
+    translator, composer = find_model("translation", translation, out, data), find_model("polymusic", music, out, data)
+    with Server(port, translator, composer) as server:
         print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
         if open_page:
             open_in_browser(server.address)
