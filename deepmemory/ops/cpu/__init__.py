@@ -194,13 +194,14 @@ _NO_STATE = (0,) * 6
 def _call(rec: Recurrence, x: Tensor, width: int, lengths: Tensor | None) -> tuple[list[int], Tensor | None]:
     """Its beginning, up to lengths; and the lengths, to be kept until the call is over."""
     steps, batch, inputs = x.shape[-3:]
-    call = [_DTYPE[x.dtype], _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse]
+    call = [_DTYPE[x.dtype], _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse, 0]
     call += (_runs(x), steps, batch, inputs, width, torch.get_num_threads(), x.data_ptr(), *_strides(x))
     if lengths is None:
         call += (0, 0)
     else:
         (lengths,) = _within_runs([lengths], x.dim() - 3)
         call += (lengths.data_ptr(), lengths.stride(0))
+    call += (0,) * 6
     return call, lengths
 
 
@@ -236,8 +237,8 @@ def _run(function: str, call: list[int]) -> None:
 def _record(rec: Recurrence, first: int, shapes: tuple[tuple[int, ...], ...]) -> int:
     """Elements of the trace per row and step; negative where rows come in whole tiles."""
     width = shapes[1][-1]
-    call = [0, _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse, 1, 1, 1, 1, width, 1]
-    call += (0,) * (5 + 2) + (0, 1) + (0,) * (5 + 1 + 12)  # nothing but a trace, which is not looked at
+    call = [0, _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse, 0, 1, 1, 1, 1, width, 1]
+    call += (0,) * (5 + 8) + (0, 1) + (0,) * (5 + 1 + 12)  # nothing but a trace, which is not looked at
     call.append(len(shapes))
     for shape in shapes:
         call += (0, 0, 0, shape[first])

@@ -89,11 +89,21 @@ class Sweep {
   // The tile at hand.
   i64 row0 = 0, rows = 0, tile_index = 0, shortest = 0, longest = 0;
   const i64* lengths = nullptr;  // of its rows
+  const uint8_t* resets = nullptr;  // of its rows, at the first step
 
   // Scratch. Panels of a chunk lie one behind the other in the order of time.
   T *h = nullptr, *c = nullptr, *h_kept = nullptr, *c_kept = nullptr;
   T *xs = nullptr, *projected = nullptr, *spare_record = nullptr;
   T *gys = nullptr, *previous = nullptr, *deltas = nullptr, *grad_xs = nullptr, *sums = nullptr;
+  T* seen = nullptr;
+
+  // A panel for each step of a chunk.
+  template <class A>
+  struct Steps {
+    Panel<A> first;
+    i64 step;
+    Panel<A> at(i64 i) const { return first.from(i * step); }
+  };
 
   // Distances between rows of a panel; a panel of a chunk's step starts `rows` (or one tile) after the last.
   i64 row_ld(i64 elements) const { return plan.lanes ? kLanes : elements; }
@@ -117,9 +127,17 @@ class Sweep {
     for (T** at : all) *at = arena.take<T>(panel_size(state_span()));
   }
 
+  void bind_transition(Arena& arena) {
+    if (call.state_mask) transition.state_mask = state_panel(arena.take<T>(panel_size(state_span())));
+    if (call.hidden_mask) transition.hidden_mask = {arena.take<T>(panel_size(plan.mask)), row_ld(plan.mask)};
+    const i64 span = plan.span(plan.widest);
+    if (plan.altered) transition.scratch = {arena.take<T>(panel_size(span)), row_ld(span)};
+  }
+
   void bind_forward(Arena& arena) {
     maps.bind(arena, false);
     bind_state(arena);
+    bind_transition(arena);
     xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
     projected = arena.take<T>(plan.chunk * panel_size(layer0_ld()));
     spare_record = call.trace ? nullptr : arena.take<T>(panel_size(plan.record));
@@ -128,6 +146,8 @@ class Sweep {
   void bind_backward(Arena& arena) {
     maps.bind(arena, true);
     bind_state(arena);
+    bind_transition(arena);
+    if (plan.altered) seen = arena.take<T>(plan.chunk * panel_size(chunk_ld(plan.widest)));
     if (needs_gradient(0)) xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
     if (call.grad_x) grad_xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
     gys = arena.take<T>(plan.chunk * panel_size(state_span()));
@@ -144,6 +164,8 @@ class Sweep {
     row0 = tile * plan.tile_rows;
     rows = smaller(plan.tile_rows, call.batch - row0);
     maps.rows = rows;
+    load_masks();
+    if (call.resets) resets = call.resets + run * call.resets_run + row0;
     shortest = longest = call.steps;
     if (!call.lengths) return;
     lengths = call.lengths + run * call.lengths_run + row0;
@@ -157,6 +179,13 @@ class Sweep {
 
   bool active(i64 r, i64 t) const { return !lengths || t < lengths[r]; }
   bool all_active(i64 t) const { return t < shortest; }
+  bool reset(i64 r, i64 t) const { return resets && resets[t * call.batch + r]; }
+  bool any_reset(i64 t) const {
+    if (!resets) return false;
+    uint8_t any = 0;
+    for (i64 r = 0; r < rows; r++) any |= resets[t * call.batch + r];
+    return any;
+  }
 
   P record(i64 t) const {
     if (!call.trace) return {spare_record, row_ld(plan.record)};
@@ -228,6 +257,18 @@ class Sweep {
     store_rows({from, row_ld(state_span())}, call.width, kAlways, to);
   }
 
+  void load_masks() const {
+    const T* of_state = static_cast<const T*>(call.state_mask) + run * call.state_mask_run + row0 * call.width;
+    if (call.state_mask) load_rows(of_state, call.width, 1, call.width, kAlways, transition.state_mask);
+    if (!call.hidden_mask) return;
+    i64 all = 0, before = 0;  // columns
+    for (i64 l = 0; l + 1 < plan.layers; l++) all += plan.layer[l].width;
+    const T* of_hidden = static_cast<const T*>(call.hidden_mask) + run * call.hidden_mask_run + row0 * all;
+    for (i64 l = 0; l + 1 < plan.layers; before += plan.layer[l++].width)
+      load_rows(of_hidden + before, all, 1, plan.layer[l].width, kAlways,
+                transition.hidden_mask.from(plan.layer[l].mask));
+  }
+
   void keep(const T* from, T* to) const { std::memcpy(to, from, sizeof(T) * step_of(state_span())); }
 
   // Rows past their length take what was kept.
@@ -246,16 +287,30 @@ class Sweep {
   // whatever the step made of them (0 * inf is NaN).
   void clear_idle(P panel, i64 elements, i64 t) const {
     if (all_active(t) && (!plan.lanes || rows == kLanes)) return;
+    clear(panel, elements, [&](i64 r) { return !active(r, t); });
+  }
+
+  // Zero in the rows that `chosen` tells, and in lanes without a row.
+  template <class Rows>
+  void clear(P panel, i64 elements, Rows chosen) const {
     if (!plan.lanes) {
       for (i64 r = 0; r < rows; r++)
-        if (!active(r, t)) std::memset(panel.at + r * panel.ld, 0, sizeof(T) * elements);
+        if (chosen(r)) std::memset(panel.at + r * panel.ld, 0, sizeof(T) * elements);
       return;
     }
     constexpr i64 W = lanes_of<T>;
     T busy[kLanes];
-    for (i64 r = 0; r < kLanes; r++) busy[r] = r < rows && active(r, t);
+    for (i64 r = 0; r < kLanes; r++) busy[r] = r < rows && !chosen(r);
     for (i64 at = 0; at < elements; at += W)
       store<T>(panel.at + at, load<T>(busy + at % kLanes) > T(0) ? load<T>(panel.at + at) : Vec<T>{});
+  }
+
+  // Cuts h and c, states or their gradients, where a sequence starts anew at step t.
+  void cut(i64 t) const {
+    if (!any_reset(t)) return;
+    auto chosen = [&](i64 r) { return reset(r, t); };
+    clear(state_panel(h), state_span(), chosen);
+    if (call.cell == deepmemory::kLstm) clear(state_panel(c), state_span(), chosen);
   }
 
   void load_x(i64 low, i64 count) const {
@@ -301,6 +356,7 @@ class Sweep {
       keep(h, h_kept);
       if (two) keep(c, c_kept);
     }
+    cut(t);
     P at = record(t);
     if (plan.lanes && call.trace) std::memcpy(at.at + plan.previous, h, sizeof(T) * state_span());
     transition.forward(state_panel(h), state_panel(c), {projected + (t - low) * step_of(ld), row_ld(ld)}, at);
@@ -332,7 +388,7 @@ class Sweep {
 
   // --- Backward. ---
 
-  // The state before step t: y of the step the walk came from, or the start; zero for rows past their length.
+  // The state before step t: y of the step the walk came from, or the start; zero after a reset and past the length.
   void load_previous(i64 t, P to) const {
     const i64 before = call.reverse ? t + 1 : t - 1;
     const T* y = y_at(before);
@@ -343,6 +399,7 @@ class Sweep {
       for (i64 f = call.width; f < plan.padded(call.width); f++) to.at[r * to.ld + f] = T(0);
     }
     clear_idle(to, call.width, t);
+    if (any_reset(t)) clear(to, call.width, [&](i64 r) { return reset(r, t); });
   }
 
   void begin_chunk(i64 low, i64 count) {
@@ -384,23 +441,38 @@ class Sweep {
     P at = record(t), delta{deltas + (t - low) * step_of(plan.delta), row_ld(plan.delta)};
     transition.backward(state_panel(h), state_panel(c), previous_at(t, low), {at.at, at.ld}, delta);
     clear_idle(delta, plan.delta, t);  // nothing flows into a step that did not happen
+    cut(t);
     if (!whole) {
       put_back(h_kept, h, t);
       if (two) put_back(c_kept, c, t);
     }
   }
 
+  // What a map took in at every step of a chunk; `below` is what the map before it took in.
+  Steps<const T> inputs(const Linear& l, Steps<const T> below, i64 low, i64 count) const {
+    const P at = record(low);
+    const Const before = previous_at(low, low);
+    const i64 step = plan.lanes || l.layer > 0 ? step_of(plan.record) : step_of(before.ld);
+    const Steps<const T> kept{transition.input(l, before, {at.at, at.ld}), step};
+    if (!transition.alters(l.layer)) return kept;
+    const i64 ld = chunk_ld(plan.widest);
+    const Steps<T> room{{seen, row_ld(ld)}, step_of(ld)};
+    for (i64 i = 0; i < count; i++) {
+      transition.seen(l.layer, kept.at(i), below.at(i), room.at(i));
+      clear_idle(room.at(i), plan.lanes ? l.in * kLanes : l.in, low + i);
+    }
+    return {{seen, row_ld(ld)}, step_of(ld)};
+  }
+
   void end_chunk(i64 low, i64 count) {
     const Const delta{deltas, row_ld(plan.delta)};
     const i64 delta_step = step_of(plan.delta), x_ld = chunk_ld(call.inputs);
-    const P at = record(low);
-    const Const first = previous_at(low, low);
+    Steps<const T> in{{xs, row_ld(x_ld)}, step_of(x_ld)};
     T* to = sums;
     for (i64 i = 0; i < plan.linears; i++) {
       const Linear& l = plan.linear[i];
-      const Const in = i == 0 ? Const{xs, row_ld(x_ld)} : transition.input(l, first, {at.at, at.ld});
-      const i64 in_step = i == 0 ? step_of(x_ld) : plan.lanes || l.layer > 0 ? step_of(plan.record) : step_of(first.ld);
-      if (needs_weight(i)) maps.add_gradient(l, in, in_step, delta, delta_step, count, to);
+      if (i > 0) in = inputs(l, in, low, count);
+      if (needs_weight(i)) maps.add_gradient(l, in.first, in.step, delta, delta_step, count, to);
       to += maps.weight_sums(l);
       if (needs_bias(i)) maps.add_bias_gradient(l, delta, delta_step, count, to);
       to += maps.bias_sums(l);
