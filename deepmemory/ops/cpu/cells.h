@@ -5,7 +5,8 @@
 
 namespace DM_LEVEL {
 
-template <class T>
+// Extras are masks and residuals. A class without them costs nothing for having them.
+template <class T, bool Extras>
 class Transition {
  public:
   using V = Vec<T>;
@@ -51,7 +52,7 @@ class Transition {
   }
 
   // Whether the map into a layer sees anything but its input as it is.
-  bool alters(i64 layer) const { return plan.altered && (mask_into(layer).at || adds(layer)); }
+  bool alters(i64 layer) const { return Extras && (mask_into(layer).at || adds(layer)); }
 
   // What the map into a layer sees of its input: through a mask, and on top of `below`, what the map before it saw,
   // where residuals are added. In `room`, unless it is the input as it is.
@@ -106,7 +107,7 @@ class Transition {
 
   // dh = init + what the map from the state into a layer gives back; init is dh itself or nothing.
   void state_back(i64 layer, P delta, Const init, P dh) const {
-    if (!state_mask.at) return linear_back(layer, delta, init, dh);
+    if (!Extras || !state_mask.at) return linear_back(layer, delta, init, dh);
     linear_back(layer, delta, nothing(), scratch);
     each(state_span(), [&](i64 r, i64 j) {
       V g = get(scratch, r, j) * get(state_mask, r, j);
@@ -118,7 +119,7 @@ class Transition {
   // the gradient of all that is above them on in the scratch.
   void hidden_back(i64 layer, P delta) const {
     P below = delta.from(plan.layer[layer].delta);
-    if (!plan.residual && !hidden_mask.at) return linear_back(layer + 1, delta, nothing(), below);
+    if (!Extras || !(plan.residual || hidden_mask.at)) return linear_back(layer + 1, delta, nothing(), below);
     const i64 span = plan.span(plan.layer[layer].width);
     const Const mask = mask_into(layer + 1);
     P g = plan.residual ? scratch : below;

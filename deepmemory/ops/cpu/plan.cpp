@@ -62,7 +62,7 @@ Plan::Plan(const Call& c) : call(c) {
   layers = depth;
   linears = i64(linear_list.size());
   residual = c.residual && c.cell == kDmu && depth > 2;
-  altered = residual || c.state_mask || c.hidden_mask;
+  extras = residual || c.state_mask || c.hidden_mask || c.resets;
 
   previous = 0;
   record = lanes ? span(d) : 0;

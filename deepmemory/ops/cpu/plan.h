@@ -89,7 +89,7 @@ struct Plan {
   i64 widest;         // of the state and the layers
   i64 mask;           // elements per row (per tile in lanes) of the masks of all hidden layers
   bool residual;      // whether some hidden layer adds to the one before
-  bool altered;       // whether some map sees its input through a mask or with a residual
+  bool extras;        // whether there are masks, residuals or resets
   // Of one run: rows go in tiles, tiles in groups, groups in parts. The weight gradients of a group are one sum, a
   // part goes to one thread.
   i64 tile_rows, tiles, groups, parts;

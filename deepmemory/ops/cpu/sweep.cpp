@@ -19,7 +19,23 @@ void add(i64 count, const T* from, T* to) {
   for (i64 i = 0; i < count; i++) to[i] += from[i];
 }
 
+// Where a map's sums start among those of a group: first its weight's, then its bias's.
 template <class T>
+i64 sums_before(const Plan& plan, i64 linear) {
+  Maps<T> maps(plan);
+  i64 size = 0;
+  for (i64 i = 0; i < linear; i++) size += maps.weight_sums(plan.linear[i]) + maps.bias_sums(plan.linear[i]);
+  return size;
+}
+
+// Whole lines, so that sums lie one behind the other.
+template <class T>
+i64 gradient_size(const Plan& plan) {
+  return plan.padded(sums_before<T>(plan, plan.linears));
+}
+
+// Extras are masks, residuals and resets.
+template <class T, bool Extras>
 class Sweep {
  public:
   Sweep(const Plan& p, i64 part)
@@ -38,7 +54,7 @@ class Sweep {
     Buffer memory(*this, &Sweep::bind_backward);
     if (!memory.block) return false;
     maps.pack(run, true);
-    const i64 size = gradient_size(plan);
+    const i64 size = gradient_size<T>(plan);
     sums = first;
     for (i64 group = plan.first_group(part); group < plan.first_group(part + 1); group++) {
       std::memset(sums, 0, sizeof(T) * size);
@@ -49,17 +65,6 @@ class Sweep {
         sums += size;
     }
     return true;
-  }
-
-  // Whole lines, so that sums lie one behind the other.
-  static i64 gradient_size(const Plan& plan) { return plan.padded(sums_before(plan, plan.linears)); }
-
-  // Where a map's sums start among those of a group: first its weight's, then its bias's.
-  static i64 sums_before(const Plan& plan, i64 linear) {
-    Maps<T> maps(plan);
-    i64 size = 0;
-    for (i64 i = 0; i < linear; i++) size += maps.weight_sums(plan.linear[i]) + maps.bias_sums(plan.linear[i]);
-    return size;
   }
 
  private:
@@ -84,7 +89,7 @@ class Sweep {
   const Call& call;
   const i64 run, part;
   Maps<T> maps;
-  Transition<T> transition;
+  Transition<T, Extras> transition;
 
   // The tile at hand.
   i64 row0 = 0, rows = 0, tile_index = 0, shortest = 0, longest = 0;
@@ -128,10 +133,11 @@ class Sweep {
   }
 
   void bind_transition(Arena& arena) {
+    if (!Extras) return;
     if (call.state_mask) transition.state_mask = state_panel(arena.take<T>(panel_size(state_span())));
     if (call.hidden_mask) transition.hidden_mask = {arena.take<T>(panel_size(plan.mask)), row_ld(plan.mask)};
     const i64 span = plan.span(plan.widest);
-    if (plan.altered) transition.scratch = {arena.take<T>(panel_size(span)), row_ld(span)};
+    transition.scratch = {arena.take<T>(panel_size(span)), row_ld(span)};
   }
 
   void bind_forward(Arena& arena) {
@@ -147,7 +153,7 @@ class Sweep {
     maps.bind(arena, true);
     bind_state(arena);
     bind_transition(arena);
-    if (plan.altered) seen = arena.take<T>(plan.chunk * panel_size(chunk_ld(plan.widest)));
+    if (Extras) seen = arena.take<T>(plan.chunk * panel_size(chunk_ld(plan.widest)));
     if (needs_gradient(0)) xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
     if (call.grad_x) grad_xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
     gys = arena.take<T>(plan.chunk * panel_size(state_span()));
@@ -164,8 +170,8 @@ class Sweep {
     row0 = tile * plan.tile_rows;
     rows = smaller(plan.tile_rows, call.batch - row0);
     maps.rows = rows;
-    load_masks();
-    if (call.resets) resets = call.resets + run * call.resets_run + row0;
+    if (Extras) load_masks();
+    if (Extras && call.resets) resets = call.resets + run * call.resets_run + row0;
     shortest = longest = call.steps;
     if (!call.lengths) return;
     lengths = call.lengths + run * call.lengths_run + row0;
@@ -179,9 +185,9 @@ class Sweep {
 
   bool active(i64 r, i64 t) const { return !lengths || t < lengths[r]; }
   bool all_active(i64 t) const { return t < shortest; }
-  bool reset(i64 r, i64 t) const { return resets && resets[t * call.batch + r]; }
+  bool reset(i64 r, i64 t) const { return resets[t * call.batch + r]; }
   bool any_reset(i64 t) const {
-    if (!resets) return false;
+    if (!Extras || !resets) return false;
     uint8_t any = 0;
     for (i64 r = 0; r < rows; r++) any |= resets[t * call.batch + r];
     return any;
@@ -243,13 +249,16 @@ class Sweep {
 
   static constexpr i64 kAlways = INT64_MIN;  // a time before every length, negative ones included
 
+  // What has no time: `width` columns of (R, B, columns), from the first one on.
+  void load_columns(const void* all, i64 run_stride, i64 columns, i64 first, i64 width, P to) const {
+    const T* from = static_cast<const T*>(all) + run * run_stride + row0 * columns + first;
+    load_rows(from, columns, 1, width, kAlways, to);
+  }
   void load_state(const void* all, i64 run_stride, T* to) const {
-    if (!all) {
+    if (all)
+      load_columns(all, run_stride, call.width, 0, call.width, state_panel(to));
+    else
       std::memset(to, 0, sizeof(T) * panel_size(state_span()));
-      return;
-    }
-    const T* from = static_cast<const T*>(all) + run * run_stride + row0 * call.width;
-    load_rows(from, call.width, 1, call.width, kAlways, state_panel(to));
   }
   void store_state(const T* from, void* all) const {
     if (!all) return;
@@ -258,15 +267,13 @@ class Sweep {
   }
 
   void load_masks() const {
-    const T* of_state = static_cast<const T*>(call.state_mask) + run * call.state_mask_run + row0 * call.width;
-    if (call.state_mask) load_rows(of_state, call.width, 1, call.width, kAlways, transition.state_mask);
+    if (call.state_mask) load_state(call.state_mask, call.state_mask_run, transition.state_mask.at);
     if (!call.hidden_mask) return;
-    i64 all = 0, before = 0;  // columns
-    for (i64 l = 0; l + 1 < plan.layers; l++) all += plan.layer[l].width;
-    const T* of_hidden = static_cast<const T*>(call.hidden_mask) + run * call.hidden_mask_run + row0 * all;
-    for (i64 l = 0; l + 1 < plan.layers; before += plan.layer[l++].width)
-      load_rows(of_hidden + before, all, 1, plan.layer[l].width, kAlways,
-                transition.hidden_mask.from(plan.layer[l].mask));
+    i64 columns = 0, first = 0;
+    for (i64 l = 0; l + 1 < plan.layers; l++) columns += plan.layer[l].width;
+    for (i64 l = 0; l + 1 < plan.layers; first += plan.layer[l++].width)
+      load_columns(call.hidden_mask, call.hidden_mask_run, columns, first, plan.layer[l].width,
+                   transition.hidden_mask.from(plan.layer[l].mask));
   }
 
   void keep(const T* from, T* to) const { std::memcpy(to, from, sizeof(T) * step_of(state_span())); }
@@ -510,9 +517,9 @@ void write_gradients(const Plan& plan, i64 run, i64 linear, void* sums, i64 coun
   const Linear& l = plan.linear[linear];
   const Maps<T> maps(plan);
   const i64 width = maps.width_of(l), columns = plan.weight_columns(l);
-  T* all = static_cast<T*>(sums) + Sweep<T>::sums_before(plan, linear);
+  T* all = static_cast<T*>(sums) + sums_before<T>(plan, linear);
   for (i64 group = 1; group < count; group++)
-    add(maps.weight_sums(l) + maps.bias_sums(l), all + group * Sweep<T>::gradient_size(plan), all);
+    add(maps.weight_sums(l) + maps.bias_sums(l), all + group * gradient_size<T>(plan), all);
   const i64 column_span = plan.lanes ? width : plan.span(width);
   T* weight = static_cast<T*>(plan.call.weight[l.weight].grad);
   T* bias = l.bias < 0 ? nullptr : static_cast<T*>(plan.call.weight[l.bias].grad);
@@ -532,9 +539,14 @@ void write_gradients(const Plan& plan, i64 run, i64 linear, void* sums, i64 coun
 
 template <class T>
 constexpr deepmemory::Kernels kernels_of{
-    [](const Plan& plan, i64 part) { return Sweep<T>(plan, part).forward(); },
-    [](const Plan& plan, i64 part, void* sums) { return Sweep<T>(plan, part).backward(static_cast<T*>(sums)); },
-    [](const Plan& plan) { return Sweep<T>::gradient_size(plan); },
+    [](const Plan& plan, i64 part) {
+      return plan.extras ? Sweep<T, true>(plan, part).forward() : Sweep<T, false>(plan, part).forward();
+    },
+    [](const Plan& plan, i64 part, void* sums) {
+      T* first = static_cast<T*>(sums);
+      return plan.extras ? Sweep<T, true>(plan, part).backward(first) : Sweep<T, false>(plan, part).backward(first);
+    },
+    gradient_size<T>,
     write_gradients<T>,
 };
 
