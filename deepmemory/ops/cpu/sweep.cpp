@@ -188,8 +188,14 @@ class Sweep {
   bool reset(i64 r, i64 t) const { return resets[t * call.batch + r]; }
   bool any_reset(i64 t) const {
     if (!Extras || !resets) return false;
-    uint8_t any = 0;
-    for (i64 r = 0; r < rows; r++) any |= resets[t * call.batch + r];
+    const uint8_t* at = resets + t * call.batch;
+    uint64_t any = 0, eight;
+    i64 r = 0;
+    for (; r + 8 <= rows; r += 8) {
+      std::memcpy(&eight, at + r, 8);
+      any |= eight;
+    }
+    for (; r < rows; r++) any |= at[r];
     return any;
   }
 
@@ -306,8 +312,8 @@ class Sweep {
       return;
     }
     constexpr i64 W = lanes_of<T>;
-    T busy[kLanes];
-    for (i64 r = 0; r < kLanes; r++) busy[r] = r < rows && !chosen(r);
+    T busy[kLanes] = {};
+    for (i64 r = 0; r < rows; r++) busy[r] = chosen(r) ? T(0) : T(1);
     for (i64 at = 0; at < elements; at += W)
       store<T>(panel.at + at, load<T>(busy + at % kLanes) > T(0) ? load<T>(panel.at + at) : Vec<T>{});
   }
