@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tolerances import assert_close
 from torch import Tensor
 
-from deepmemory.ops import ACTIVATIONS, CELLS, Recurrence, cpu, plain, scan
+from deepmemory.ops import ACTIVATIONS, CELLS, Recurrence, Sequences, cpu, plain, scan
 
 pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no CPU engine: {cpu.unavailable()}")
 
@@ -59,7 +59,7 @@ class Case:
         """y, final states, then the gradients of x, states and weights."""
         inputs = [t.to(dtype, copy=True).requires_grad_() for t in (self.x, *self.state, *self.weights)]
         n = 1 + self.rec.states
-        args = (self.rec, inputs[0], tuple(inputs[1:n]), inputs[n:], self.lengths)
+        args = (self.rec, inputs[0], tuple(inputs[1:n]), inputs[n:], Sequences(self.lengths))
         y, final = plain.scan(*args) if engine == "plain" else scan(*args, engine=engine, **options)
         grads = torch.autograd.grad([y, *final], inputs, [g.to(dtype) for g in self.grads])
         return [y.detach(), *(f.detach() for f in final), *grads]
@@ -201,7 +201,7 @@ class TestPadding:
         rec, lengths = Recurrence("dmu"), torch.tensor([2, 4, 0])
         case = Case(rec, 3, width, lengths=lengths)
         inputs = [t.requires_grad_() for t in (case.x, *case.state, *case.weights)]
-        y, _ = scan(rec, inputs[0], (inputs[1],), inputs[2:], lengths, engine="cpu")
+        y, _ = scan(rec, inputs[0], (inputs[1],), inputs[2:], Sequences(lengths), engine="cpu")
         grad_y = torch.randn_like(y)
         padding = torch.arange(4)[:, None] >= lengths
         expected = torch.autograd.grad(y, inputs, grad_y, retain_graph=True)
@@ -342,7 +342,7 @@ class TestRuns:
         def one(engine):
             def run(x, lengths, *rest):
                 state, weights = rest[: rec.states], list(rest[rec.states :])
-                y, final = scan(rec, x, tuple(state), weights, lengths, engine=engine)
+                y, final = scan(rec, x, tuple(state), weights, Sequences(lengths), engine=engine)
                 return y, *final
 
             return lambda x, *rest: torch.vmap(run)(x, lengths, *rest)
@@ -382,9 +382,9 @@ class TestOnlyWhatIsAskedFor:
         rec = Recurrence("dmu")
         weights = [w[None] for w in make_weights(rec, 2, width, [width])]
         x, h = torch.randn(1, 4, 3, 2, dtype=torch.float64), torch.zeros(1, 3, width, dtype=torch.float64)
-        y, _, trace = cpu.forward(rec, x, [h], weights, None, True)
+        y, _, trace = cpu.forward(rec, x, [h], weights, Sequences(), True)
         assert trace.shape == cpu.trace_shape(rec, x, weights)
-        y_alone, _, nothing = cpu.forward(rec, x, [h], weights, None, False)
+        y_alone, _, nothing = cpu.forward(rec, x, [h], weights, Sequences(), False)
         assert nothing.numel() == 0
         assert_close(y_alone, y)
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepmemory.ops import engines, hoisted, nvrtc, plain
 from deepmemory.ops.nvrtc import compiler, products
 from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, plan
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import Recurrence, Sequences
 
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
 GPU = torch.cuda.is_available()
@@ -85,7 +85,7 @@ def engine(monkeypatch, emulator):
             return
         monkeypatch.setattr(nvrtc, "_device", lambda index: HOPPER)
         monkeypatch.setattr(nvrtc, "_kernels", lambda *which: Emulated(emulator, *which))
-        monkeypatch.setattr(nvrtc, "refuses", lambda rec, x, weights: None)
+        monkeypatch.setattr(nvrtc, "refuses", lambda *case: None)
         monkeypatch.setattr(engines, "unavailable", lambda name: None)
 
     return use
@@ -149,7 +149,9 @@ def compare(
         leaves = [t.to(device, dtype).requires_grad_() for t in (x, *state)]
         leaves += [w.to(device, of_weights).requires_grad_() for w in weights]
         here = None if lengths is None else lengths.to(device)
-        y, final = function(rec, leaves[0], tuple(leaves[1 : 1 + rec.states]), leaves[1 + rec.states :], here)
+        y, final = function(
+            rec, leaves[0], tuple(leaves[1 : 1 + rec.states]), leaves[1 + rec.states :], Sequences(here)
+        )
         loss = (y * probe.to(y)).sum() + sum((f * (k + 2.0)).sum() for k, f in enumerate(final))
         grads = torch.autograd.grad(loss, leaves)
         return [t.double().cpu() for t in (y.detach(), *(f.detach() for f in final), *grads)]
@@ -336,7 +338,7 @@ def products_of(rec, weights, needs, engine, *, steps=5, batch=3, runs=None, len
         x[padding] = float("nan")
     engine(small(2, 1, REGISTERS))
     layer = nvrtc._layer(rec, x, weights)
-    records = x, h0, weights, lengths, y, trace, deltas, tuple(needs)
+    records = x, h0, weights, Sequences(lengths), y, trace, deltas, tuple(needs)
     given = nvrtc._weight_gradients(rec, layer, *records)
     exact = [t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in records]
     exact[2] = [w.double() for w in weights]
@@ -439,9 +441,9 @@ def test_little_is_left_to_launch_one_by_one(engine):
     x, h0 = torch.ones(60, 3, 3, device=DEVICE), torch.zeros(3, 5, device=DEVICE)
     engine(small(2, 1, REGISTERS))
     with Launched():
-        y, _, trace = fused.run_forward(rec, "nvrtc", False, True, x, [h0], weights, None)
+        y, _, trace = fused.run_forward(rec, "nvrtc", False, True, x, [h0], weights, Sequences())
         grad_y, needs = y.new_empty(()).expand(y.shape), [True, False, *[True] * 5]
-        fused.run_backward(rec, "nvrtc", False, grad_y, [None], x, [h0], weights, None, y, trace, needs)
+        fused.run_backward(rec, "nvrtc", False, grad_y, [None], x, [h0], weights, Sequences(), y, trace, needs)
     assert names == ["addmm", "mm", "sum"]
 
 
@@ -454,7 +456,7 @@ def test_weights_may_begin_at_any_address(place, engine):
     assert any(w.data_ptr() % 16 for w in moved)
     x, h0 = torch.randn(4, 2, 3, generator=generator).to(DEVICE), torch.zeros(2, 8, device=DEVICE)
     engine(small(2, 1, place))
-    expected, given = (nvrtc.forward(rec, x, [h0], ws, None, False)[0] for ws in (weights, moved))
+    expected, given = (nvrtc.forward(rec, x, [h0], ws, Sequences(), False)[0] for ws in (weights, moved))
     assert torch.equal(given, expected)
 
 
