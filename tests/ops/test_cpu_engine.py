@@ -417,10 +417,12 @@ class TestNotFinite:
         finite = [[t.where(e.isfinite(), 0) for t, e in zip(r, expected, strict=True)] for r in (actual, expected)]
         close(*finite, dtype)
 
-    def test_a_state_without_steps_reaches_no_gradient(self, cell, width):
-        case = Case(Recurrence(cell), 3, width, [width], lengths=torch.tensor([4, 0, 2]))
+    def test_a_sequence_without_steps_reaches_no_gradient(self, cell, width):
+        case = Case(Recurrence(cell), 3, width, [width], lengths=torch.tensor([4, 0, 2]), masks=True)
         expected = case.results(torch.float64)
-        case.state[-1][1] = torch.nan
+        for own in (case.state[-1], case.state_mask, case.hidden_mask):
+            if own is not None:
+                own[1] = torch.nan
         first = 2 * (1 + case.rec.states)
         assert_close(case.results(torch.float64)[first:], expected[first:])
 

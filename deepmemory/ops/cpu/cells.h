@@ -5,7 +5,7 @@
 
 namespace DM_LEVEL {
 
-// Extras are masks and residuals. A class without them costs nothing for having them.
+// Extras are masks and residuals: without them, their code is not compiled.
 template <class T, bool Extras>
 class Transition {
  public:
@@ -16,7 +16,7 @@ class Transition {
   const Plan& plan;
   const Maps<T>& maps;
 
-  // Masks of the tile at hand, null where there is none; and room for one layer where there is one, or residuals.
+  // Masks of the tile at hand, null where there are none, and room for one layer. Unused without Extras.
   P state_mask{}, hidden_mask{}, scratch{};
 
   Transition(const Plan& p, const Maps<T>& m) : plan(p), maps(m) {}
@@ -54,8 +54,8 @@ class Transition {
   // Whether the map into a layer sees anything but its input as it is.
   bool alters(i64 layer) const { return Extras && (mask_into(layer).at || adds(layer)); }
 
-  // What the map into a layer sees of its input: through a mask, and on top of `below`, what the map before it saw,
-  // where residuals are added. In `room`, unless it is the input as it is.
+  // What the map into a layer sees of its input: the input times a mask, plus `below`, what the map before it saw, where
+  // there are residuals. Written to `room`, unless it is the input as it is.
   Const seen(i64 layer, Const input, Const below, P room) const {
     if (!alters(layer)) return input;
     alter(layer, input, below, room);
@@ -65,7 +65,8 @@ class Transition {
  private:
   i64 state_span() const { return plan.span(plan.call.width); }
 
-  bool adds(i64 layer) const { return plan.residual && layer >= 2; }  // what feeds layer 1 has none before it
+  // The first hidden layer, which feeds layer 1, has none before it to add to.
+  bool adds(i64 layer) const { return plan.residual && layer >= 2; }
 
   Const mask_into(i64 layer) const {
     if (layer == 0 || plan.call.cell == deepmemory::kRhn) return fixed(state_mask);
@@ -105,7 +106,7 @@ class Transition {
     maps.apply_transposed(layer + 1, fixed(delta.from(plan.layer[layer].delta)), init, out, maps.rows);
   }
 
-  // dh = init + what the map from the state into a layer gives back; init is dh itself or nothing.
+  // dh = init + the gradient through the map from the state into a layer; init is dh itself or nothing.
   void state_back(i64 layer, P delta, Const init, P dh) const {
     if (!Extras || !state_mask.at) return linear_back(layer, delta, init, dh);
     linear_back(layer, delta, nothing(), scratch);
@@ -115,8 +116,8 @@ class Transition {
     });
   }
 
-  // The gradient of what a hidden layer's activation gave out, from the gradient of the layer above. Residuals carry
-  // the gradient of all that is above them on in the scratch.
+  // The gradient of a hidden layer's activations, from the deltas of the layer above. With residuals the scratch holds
+  // the gradient of what the map above saw, which is also part of the gradient of what the map below it saw.
   void hidden_back(i64 layer, P delta) const {
     P below = delta.from(plan.layer[layer].delta);
     if (!Extras || !(plan.residual || hidden_mask.at)) return linear_back(layer + 1, delta, nothing(), below);

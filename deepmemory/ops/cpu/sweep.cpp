@@ -34,7 +34,8 @@ i64 gradient_size(const Plan& plan) {
   return plan.padded(sums_before<T>(plan, plan.linears));
 }
 
-// Extras are masks, residuals and resets.
+// Extras are masks, residuals and resets. Sweeps with and without them are compiled apart: a layer that has none of
+// them does not pay for them.
 template <class T, bool Extras>
 class Sweep {
  public:
@@ -93,14 +94,14 @@ class Sweep {
 
   // The tile at hand.
   i64 row0 = 0, rows = 0, tile_index = 0, shortest = 0, longest = 0;
-  const i64* lengths = nullptr;  // of its rows
+  const i64* lengths = nullptr;     // of its rows
   const uint8_t* resets = nullptr;  // of its rows, at the first step
 
   // Scratch. Panels of a chunk lie one behind the other in the order of time.
   T *h = nullptr, *c = nullptr, *h_kept = nullptr, *c_kept = nullptr;
   T *xs = nullptr, *projected = nullptr, *spare_record = nullptr;
   T *gys = nullptr, *previous = nullptr, *deltas = nullptr, *grad_xs = nullptr, *sums = nullptr;
-  T* seen = nullptr;
+  T* seen = nullptr;  // a chunk of inputs of one map, where a mask or a residual alters them
 
   // A panel for each step of a chunk.
   template <class A>
@@ -135,7 +136,7 @@ class Sweep {
   void bind_transition(Arena& arena) {
     if (!Extras) return;
     if (call.state_mask) transition.state_mask = state_panel(arena.take<T>(panel_size(state_span())));
-    if (call.hidden_mask) transition.hidden_mask = {arena.take<T>(panel_size(plan.mask)), row_ld(plan.mask)};
+    if (call.hidden_mask && plan.mask) transition.hidden_mask = {arena.take<T>(panel_size(plan.mask)), row_ld(plan.mask)};
     const i64 span = plan.span(plan.widest);
     transition.scratch = {arena.take<T>(panel_size(span)), row_ld(span)};
   }
@@ -255,7 +256,7 @@ class Sweep {
 
   static constexpr i64 kAlways = INT64_MIN;  // a time before every length, negative ones included
 
-  // What has no time: `width` columns of (R, B, columns), from the first one on.
+  // `width` columns of a tensor (R, B, columns), beginning with column `first`.
   void load_columns(const void* all, i64 run_stride, i64 columns, i64 first, i64 width, P to) const {
     const T* from = static_cast<const T*>(all) + run * run_stride + row0 * columns + first;
     load_rows(from, columns, 1, width, kAlways, to);
@@ -274,7 +275,7 @@ class Sweep {
 
   void load_masks() const {
     if (call.state_mask) load_state(call.state_mask, call.state_mask_run, transition.state_mask.at);
-    if (!call.hidden_mask) return;
+    if (!transition.hidden_mask.at) return;
     i64 columns = 0, first = 0;
     for (i64 l = 0; l + 1 < plan.layers; l++) columns += plan.layer[l].width;
     for (i64 l = 0; l + 1 < plan.layers; first += plan.layer[l++].width)
@@ -303,7 +304,7 @@ class Sweep {
     clear(panel, elements, [&](i64 r) { return !active(r, t); });
   }
 
-  // Zero in the rows that `chosen` tells, and in lanes without a row.
+  // Zeroes the chosen rows, and lanes without a row.
   template <class Rows>
   void clear(P panel, i64 elements, Rows chosen) const {
     if (!plan.lanes) {
@@ -318,7 +319,7 @@ class Sweep {
       store<T>(panel.at + at, load<T>(busy + at % kLanes) > T(0) ? load<T>(panel.at + at) : Vec<T>{});
   }
 
-  // Cuts h and c, states or their gradients, where a sequence starts anew at step t.
+  // Zeroes h and c, before a step the state and after its backward pass the gradient, where the step has a reset.
   void cut(i64 t) const {
     if (!any_reset(t)) return;
     auto chosen = [&](i64 r) { return reset(r, t); };
@@ -474,7 +475,7 @@ class Sweep {
       transition.seen(l.layer, kept.at(i), below.at(i), room.at(i));
       clear_idle(room.at(i), plan.lanes ? l.in * kLanes : l.in, low + i);
     }
-    return {{seen, row_ld(ld)}, step_of(ld)};
+    return {{seen, row_ld(ld)}, room.step};
   }
 
   void end_chunk(i64 low, i64 count) {
