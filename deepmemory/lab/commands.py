@@ -177,8 +177,9 @@ def paper(
 def with_data(settings: Sequence[Setting], data: str | None) -> list[Setting]:
     """The settings whose data is here; says what is left out, and raises if that is everything."""
     from deepmemory.lab.data import inventory
+    from deepmemory.lab.tasks import data_of
 
-    wanted = {setting: published.data_of(setting) for setting in settings}
+    wanted = {setting: data_of(setting) for setting in settings}
     missing = {name for name in wanted.values() if name and not inventory.where(inventory.dataset(name), data)}
     ready = [setting for setting, name in wanted.items() if name not in missing]
     for name in sorted(missing):

@@ -18,6 +18,7 @@ NOISES = ("random", "fixed")
 CONDITIONS = ("free", "kept")
 MUSIC = ("nottingham", "jsb-chorales", "musedata", "piano-midi")
 LANGUAGES = ("spanish", "portuguese", "german")
+RELEASES = ("2020", "2018")
 FEEDBACKS = ("own", "teacher")
 PIXELS = ("ordered", "permuted")
 SHARED_RATE = "same"  # value of module_rate: the paper's DMU-C
@@ -70,6 +71,7 @@ class Setting:
     music: str = option("nottingham", f"polymusic: which pieces: {', '.join(MUSIC)}")
     window: int = option(100, "natlang: words between two optimiser steps")
     language: str = option("spanish", f"translation: into English, from: {', '.join(LANGUAGES)}")
+    release: str = option("2020", f"translation from German: release of the sentence pairs: {', '.join(RELEASES)}")
     pairs: int = option(
         30000, "translation: the first so many pairs of sentences, which are the shortest; 0 or all: all of them"
     )
@@ -91,6 +93,7 @@ class Setting:
         check_choice("precision", self.precision, PRECISIONS)
         check_choice("music", self.music, MUSIC)
         check_choice("language", self.language, LANGUAGES)
+        check_choice("release", self.release, RELEASES)
         check_choice("feedback", self.feedback, FEEDBACKS)
         check_choice("pixels", self.pixels, PIXELS)
         if self.module_rate not in ("formula", SHARED_RATE):
@@ -227,7 +230,7 @@ MOST = {
     "limit": 2**31,
 }
 
-# Settings that mean something to some cells or tasks alone.
+# Settings that mean something to some cells, tasks or languages alone.
 OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "transition": ("cell", ("dmu",)),
     "activation": ("cell", ("dmu",)),
@@ -247,6 +250,7 @@ OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "music": ("task", ("polymusic",)),
     "window": ("task", ("natlang",)),
     "language": ("task", ("translation",)),
+    "release": ("language", ("german",)),
     "pairs": ("task", ("translation",)),
     "feedback": ("task", ("translation",)),
     "pixels": ("task", ("pixel-mnist",)),
@@ -257,6 +261,7 @@ LATER = (
     "music",
     "window",
     "language",
+    "release",
     "pairs",
     "feedback",
     "pixels",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepmemory.lab import paper
-from deepmemory.lab.tasks import PolyMusic, Translation
+from deepmemory.lab.tasks import PolyMusic, Translation, data_of
 from deepmemory.lab.use.loading import Model, load_model, wanted
 
 KINDS = {"translation": Translation, "polymusic": PolyMusic}
@@ -24,7 +24,7 @@ class Offer:
 
 def offer(task: str, named: Path | None, out: Path, data: Path | None) -> Offer:
     """A model of the task; one that was named has to be there and to fit."""
-    fetch = f"dmu data fetch {paper.data_of(paper.setting(task, 'dmu'))}"
+    fetch = f"dmu data fetch {data_of(paper.setting(task, 'dmu'))}"
     commands = (fetch, f"dmu train {task} --quick --out {shlex.quote(str(out))}")
     if named is not None:
         model = load_model(named, data=data)
