@@ -22,6 +22,7 @@ NOISES = ("random", "fixed")
 CONDITIONS = ("free", "kept")
 MUSIC = ("nottingham", "jsb-chorales", "musedata", "piano-midi")
 LANGUAGES = ("spanish", "portuguese", "german")
+RELEASES = ("2020", "2018")
 FEEDBACKS = ("own", "teacher")
 PIXELS = ("ordered", "permuted")
 SHARED_RATE = "same"  # value of module_rate: the paper's DMU-C
@@ -52,15 +53,17 @@ def option(
     positive: bool = False,
     cells: tuple[str, ...] = (),
     tasks: tuple[str, ...] = (),
+    languages: tuple[str, ...] = (),
     later: bool = False,
 ) -> Any:
     """A dataclass field that is also an option of the command line.
 
     ``most`` is more than any study needs or any machine can hold: beyond it is a mistake, or a record made to exhaust
-    whoever reads it. ``cells`` and ``tasks`` are those that a setting belongs to, where these are not all. ``later``
-    marks settings that were added after the first studies were recorded: see :attr:`Setting.key`.
+    whoever reads it. ``cells``, ``tasks`` and ``languages`` are those that a setting belongs to, where these are not
+    all. ``later`` marks settings that were added after the first studies were recorded: see :attr:`Setting.key`.
     """
-    owner = ("cell", cells) if cells else ("task", tasks) if tasks else None
+    owners = {"cell": cells, "task": tasks, "language": languages}
+    owner = next(((name, belongs) for name, belongs in owners.items() if belongs), None)
     limits = {"choices": choices, "least": least, "most": most, "positive": positive}
     return field(default=default, metadata={"help": help, "panel": panel, "owner": owner, "later": later, **limits})
 
@@ -164,6 +167,14 @@ class Setting:
         DATA,
         choices=LANGUAGES,
         tasks=("translation",),
+        later=True,
+    )
+    release: str = option(
+        "2020",
+        f"translation from German: release of the sentence pairs: {', '.join(RELEASES)}",
+        DATA,
+        choices=RELEASES,
+        languages=("german",),
         later=True,
     )
     pairs: int = option(
@@ -383,7 +394,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
 
 DEFAULTS = {of.name: of.default for of in fields(Setting)}
 MOST = {of.name: of.metadata["most"] for of in fields(Setting) if of.metadata["most"] is not None}
-# Settings that mean something to some cells or tasks alone, and to which.
+# Settings that mean something to some cells, tasks or languages alone, and to which.
 OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     of.name: of.metadata["owner"] for of in fields(Setting) if of.metadata["owner"] is not None
 }

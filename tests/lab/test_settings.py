@@ -8,7 +8,18 @@ import pytest
 from deepmemory.lab import paper
 from deepmemory.lab.data.registry import names_for
 from deepmemory.lab.records.database import Records
-from deepmemory.lab.settings import LANGUAGES, MUSIC, SYNTHETIC, Launcher, Machine, Setting, change, setting_from_json
+from deepmemory.lab.settings import (
+    LANGUAGES,
+    MUSIC,
+    RELEASES,
+    SYNTHETIC,
+    Launcher,
+    Machine,
+    Setting,
+    change,
+    setting_from_json,
+)
+from deepmemory.lab.tasks import data_of
 
 
 @pytest.mark.parametrize("kind", [Setting, Machine, Launcher])
@@ -50,6 +61,14 @@ def test_a_setting_survives_its_record():
         assert setting_from_json(setting.to_json()) == setting
 
 
+def test_german_studies_of_the_older_release_are_recorded_as_such():
+    kept = Records(Path(__file__).parents[2] / "docs" / "reproduction")
+    for setting in paper.settings(["translation"]):
+        if setting.language == "german":
+            assert kept.study(replace(setting, release="2018").key) is not None, setting
+    kept.close()
+
+
 def test_the_key_knows_everything_but_the_number_of_epochs():
     setting = paper.setting("adding", "dmu")
     assert replace(setting, epochs=7).key == setting.key
@@ -81,4 +100,14 @@ def test_all_pairs_can_be_asked_for_in_a_word():
 
 def test_choices_of_data_are_the_registrys():
     assert set(MUSIC) == set(names_for("polymusic"))
-    assert set(LANGUAGES) == set(names_for("translation"))
+    german = {data_of(Setting("translation", language="german", release=release)) for release in RELEASES}
+    others = {data_of(Setting("translation", language=language)) for language in LANGUAGES}
+    assert german | others == set(names_for("translation"))
+
+
+def test_only_german_has_releases():
+    assert data_of(Setting("translation", language="german", release="2018")) == "german-2018"
+    with pytest.raises(ValueError, match="release belongs to the language german"):
+        Setting("translation", language="spanish", release="2018")
+    with pytest.raises(ValueError, match="unknown release '2019'; choose from 2020, 2018"):
+        Setting("translation", language="german", release="2019")

@@ -57,10 +57,10 @@ def check(names: Names = None, data: DataFolder = None, as_json: AsJson = False)
 
 def with_data(settings: Sequence[Setting], data: str | None) -> list[Setting]:
     """The settings whose data is available; says which are left out, and raises if that is all of them."""
-    from deepmemory.lab import paper as published
     from deepmemory.lab.data import inventory
+    from deepmemory.lab.tasks import data_of
 
-    needed = {setting: published.data_of(setting) for setting in settings}
+    needed = {setting: data_of(setting) for setting in settings}
     missing = {name for name in needed.values() if name and not inventory.where(inventory.dataset(name), data)}
     available = [setting for setting, name in needed.items() if name not in missing]
     for name in sorted(missing):

@@ -54,7 +54,7 @@ PATIENCE = 10.0  # seconds without a message before the driver checks whether an
 class Started:
     """A worker has built the network and starts to train."""
 
-    series: list[str]
+    series: tuple[str, ...]
     machine: dict[str, str | None]  # its provenance
     worker: str  # process, host and Ray's name for the node
     epoch: int  # the last one finished
@@ -76,7 +76,7 @@ class Finished:
     """A worker has trained and tested the runs of its group."""
 
     states: dict[int, str]
-    tests: dict[int, list[float] | None]
+    tests: dict[int, dict[str, float] | None]
 
 
 Message = Started | EpochFinished | Finished
@@ -221,7 +221,7 @@ class Driver:
         self.jobs, self.records, self.machine, self.launcher = jobs, records, machine, launcher
         self.display, self.track = display, track
         self.warned = False
-        self.latest: dict[str, dict[int, list[float]]] = {}  # values of the last epoch, by study and seed
+        self.latest: dict[str, dict[int, dict[str, float]]] = {}  # values of the last epoch, by study and seed
         options: dict[str, Any] = {
             "num_cpus": launcher.cpus,
             "num_gpus": launcher.gpus,

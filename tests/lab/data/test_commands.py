@@ -80,7 +80,7 @@ def test_fetch_fills_the_cache_and_goes_on_after_a_failure(tiny, cache, monkeypa
         del pages.bodies["/german"]
         result = invoke("fetch", "german", "nottingham")
         assert result.exit_code == 1
-        assert "german: failed; translation/deu-eng.zip could not be fetched" in result.output
+        assert "german: failed; translation/deu-2020-12.txt could not be fetched" in result.output
         assert f"nottingham: good; {cache / 'polymusic/Nottingham.mat'}, sha256 " in result.output
         assert invoke("fetch", "nottingham", "--json").exit_code == 0
         assert len(pages.asked) == 2

@@ -171,13 +171,13 @@ def train_trial(
             reported = number
 
     def track(_: Setting, epoch: Epoch) -> None:
-        report(epoch.number, {seed: values[1] for seed, values in epoch.values.items()})
+        report(epoch.number, {seed: values["valid_loss"] for seed, values in epoch.values.items()})
         if trial.should_prune():
             raise optuna.TrialPruned
 
     runs = recorded(folder, setting)
-    for number in range(1, max((len(run.curves) for run in runs), default=0) + 1):
-        report(number, {run.seed: run.curves[number - 1][1] for run in runs if len(run.curves) >= number})
+    for number in range(1, max((run.epochs for run in runs), default=0) + 1):
+        report(number, {run.seed: run.curves["valid_loss"][number - 1] for run in runs if run.epochs >= number})
     run_studies([setting], seeds, out=folder, machine=machine, display=display, track=track)
     return statistics.median(best.values())
 
