@@ -58,7 +58,7 @@ def ratio(row: Row | None, base: Row | None, way: str) -> str:
     return "-" if not one or not other or noisy(row, way) or noisy(base, way) else f"{one / other:.3g}"
 
 
-def markdown(header: list[str], lines: list[list[str]]) -> str:
+def markdown_table(header: list[str], lines: list[list[str]]) -> str:
     """A Markdown table."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *lines))
 
@@ -84,7 +84,7 @@ def cpu_table(result: dict[str, Any]) -> str:
             own = cell(best, "forward_backward", bold=True)
             lines.append([f"`{name}`: {describe_shape(best['shape'])}", *cells, own, *ratios])
     header = ["shape", "Python loop", "nn.GRU", "nn.LSTM", "dm.DMU", "loop / DMU", "nn.GRU / DMU"]
-    return markdown(header, lines)
+    return markdown_table(header, lines)
 
 
 def gpu_table(result: dict[str, Any]) -> str:
@@ -100,4 +100,4 @@ def gpu_table(result: dict[str, Any]) -> str:
             fastest = min(peers, key=lambda row: row[way]["median_ms"], default=None)
             cells.append(f"{cell(chosen(rows), way, bold=True)} / {cell(fastest, way)}")
         lines.append(cells)
-    return markdown(["shape", *("float32", "TF32", "bfloat16"), "float32, without a graph"], lines)
+    return markdown_table(["shape", *("float32", "TF32", "bfloat16"), "float32, without a graph"], lines)

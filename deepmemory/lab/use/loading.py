@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from deepmemory.lab import paper
 from deepmemory.lab.records.database import Records, Study, best_weights, check_network, load_checkpoint
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks import NatLang, PolyMusic, Task, Translation, task_of
+from deepmemory.lab.tasks import NatLang, PolyMusic, Task, Translation, data_of, task_of
 from deepmemory.lab.training.network import weight_shapes
 
 DECODABLE = {Translation: "translation", NatLang: "natlang", PolyMusic: "polymusic"}  # tasks whose models say something
@@ -60,10 +60,11 @@ def list_models(out: Path) -> list[ModelSummary]:
 
 def summary(study: Study, folder: Path) -> ModelSummary:
     """A study and its checkpoints in one line."""
-    setting, loss = study.setting, study.series.index("valid_loss")
-    epochs = [epoch for run in study.runs for epoch in run.curves if math.isfinite(epoch[loss])]
-    best = min(epochs, key=lambda epoch: epoch[loss], default=())
-    scores = {name: value for name, value in zip(study.series, best, strict=False) if name.startswith("valid_")}
+    setting = study.setting
+    epochs = [run.at_epoch(number) for run in study.runs for number in range(1, run.epochs + 1)]
+    finite = (epoch for epoch in epochs if math.isfinite(epoch["valid_loss"]))
+    best = min(finite, key=lambda epoch: epoch["valid_loss"], default={})
+    scores = {name: value for name, value in best.items() if name.startswith("valid_")}
     weights = count_weights(min(folder.glob("*.safetensors")))
     depth = paper.depth_of(setting)
     return ModelSummary(setting.task, setting.cell, setting.hidden, depth, weights, len(study.runs), scores, folder)
@@ -102,7 +103,7 @@ def choose_checkpoint(named: Path | None, out: Path, task: str | None = None) ->
 
 def training_commands(task: str, out: Path) -> list[str]:
     """The commands that train a small model of a task, the data it needs included."""
-    data = paper.data_of(paper.setting(task, "dmu"))
+    data = data_of(paper.setting(task, "dmu"))
     fetch = [f"dmu data fetch {data}"] if data else []
     return [*fetch, f"dmu train {task} --quick --out {shlex.quote(str(out))}"]
 

@@ -7,11 +7,12 @@ import pytest
 import torch
 from lab.bench.tiny import TINY, entries
 
-from deepmemory.lab import commands
 from deepmemory.lab.bench import contestants, speed, timing
 from deepmemory.lab.bench.contestants import own_entry
 from deepmemory.lab.bench.shapes import SHAPES
 from deepmemory.lab.bench.speed import Benchmark, Job, bench, jobs, line, time_job
+from deepmemory.lab.cli import results
+from deepmemory.lab.settings import Machine
 
 PLAN = Benchmark(shapes=("tiny",), seconds=0.0)
 
@@ -97,7 +98,7 @@ def test_a_line_has_the_spread_and_what_is_noisy():
 
 
 def test_command_leaves_numbers_picture_and_table(tmp_path, capsys):
-    commands.bench("cpu", "tiny", "float32", "dmu", 0.0, False, True, tmp_path)
+    results.bench(machine=Machine("cpu"), shapes="tiny", seconds=0.0, out=tmp_path)
     result = json.loads((tmp_path / "bench-cpu.json").read_text())
     assert result["machine"]["torch"] in torch.__version__
     assert result["machine"]["threads"] == str(torch.get_num_threads())
@@ -107,6 +108,6 @@ def test_command_leaves_numbers_picture_and_table(tmp_path, capsys):
 
 def test_command_names_the_choices(tmp_path):
     with pytest.raises(ValueError, match="adding"):
-        commands.bench("cpu", "unheard-of", "float32", "dmu", 0.0, False, True, tmp_path)
+        results.bench(machine=Machine("cpu"), shapes="unheard-of", out=tmp_path)
     with pytest.raises(ValueError, match="nvrtc"):
-        commands.bench("cpu", "adding", "float32", "dmu", 0.0, False, True, tmp_path, "unheard-of")
+        results.bench(machine=Machine("cpu"), engines="unheard-of", out=tmp_path)

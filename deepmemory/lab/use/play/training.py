@@ -143,7 +143,7 @@ class BackgroundTrainer:
                 if epoch is None:
                     del running[cell]
                     continue
-                losses = {seed: finite(values[1]) for seed, values in epoch.values.items()}
+                losses = {seed: finite(values["valid_loss"]) for seed, values in epoch.values.items()}
                 gates = example.gates(group) if cell == "dmu" and example is not None else None
                 self.update(training, {"cell": cell, "epoch": epoch.number, "losses": losses}, gates)
 
