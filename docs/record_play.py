@@ -52,10 +52,9 @@ def record(browser: Browser) -> list[Image.Image]:
 
 
 def save(frames: list[Image.Image], path: Path) -> None:
-    """As many frames as are wanted, all of the size of the last, in one palette."""
-    step = max(1, -(-len(frames) // FRAMES))
-    size = frames[-1].size
-    chosen = [frame.crop((0, 0, *size)) for frame in [*frames[:-1:step], frames[-1]]]
+    """As many frames as are wanted, all of the size of the last and in its colours."""
+    whole = [frame for frame in frames if frame.size == frames[-1].size]  # the page grows when results appear
+    chosen = [*whole[: -1 : max(1, -(-len(whole) // FRAMES))], whole[-1]]
     palette = chosen[-1].quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     drawn = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in chosen]
     shown = [MILLISECONDS] * (len(drawn) - 1) + [LAST_MILLISECONDS]
