@@ -188,10 +188,9 @@ def narrow(changed: str) -> list[str]:
 
 def curve(one: scores.Trained, series: str) -> tuple[list[int], list[float], list[float], list[float]]:
     """Epochs, mean, lowest and highest over the runs that had a finite value there; of very many epochs, some."""
-    column = one.study.series.index(series)
     found: list[tuple[int, list[float]]] = []
     for epoch in range(min(one.reached, one.epochs)):
-        values = [run.curves[epoch][column] for run in one.begun if epoch < len(run.curves)]
+        values = [run.curves[series][epoch] for run in one.begun if epoch < run.epochs]
         if finite := [value for value in values if isfinite(value)]:
             found.append((epoch + 1, finite))
     apart = -(-len(found) // MOST_POINTS)

@@ -142,11 +142,6 @@ def agreement(found: Sequence[Account], verdicts: Sequence[TableVerdict]) -> str
     if not judged:
         return "No study here has the paper's settings and all of its epochs; nothing is compared with the paper."
     said = [f"{judged.count(REPRODUCED)} of {len(judged)} rows of the paper's tables that were run are reproduced."]
-    other = [verdict for account in found for verdict in account.judged(*paper.OTHER_DATA)]
-    if other:
-        good, rows = judged.count(REPRODUCED) - other.count(REPRODUCED), len(judged) - len(other)
-        names = " and ".join(map(part_name, paper.OTHER_DATA))
-        said.append(f"Without {names}, whose file here is an older one than the authors': {good} of {rows}.")
     decided = [v for v in verdicts if v.agrees is not None]
     if decided:
         hold, neither = sum(bool(v.agrees) for v in decided), sum(not v.agrees and not v.printed for v in decided)

@@ -21,6 +21,7 @@ from deepmemory.lab.records.database import (
     Records,
     Run,
     load_checkpoint,
+    measures_in,
     save_checkpoint,
 )
 from deepmemory.lab.settings import Machine, Setting
@@ -38,8 +39,8 @@ Tracker = Callable[[Setting, Epoch], None]
 Watch = Callable[[Trainer, Group], dict[str, list[float]]]  # numbers by name for each run of the stack
 
 
-class Observers(NamedTuple):
-    """Who is told what happens."""
+class Callbacks(NamedTuple):
+    """What is called while a study trains."""
 
     display: Display
     track: Tracker | None = None
@@ -77,7 +78,8 @@ def run_studies(
     ``sharers`` says how many studies share the device at the moment: each counts as its own that part of the time.
     """
     settings = list(settings)
-    if is_follower(settings, machine):
+    start_processes(settings, machine)
+    if not distributed.is_first_process():
         return follow(settings, machine)
     records = Records(out, write=True)
     threads = torch.get_num_threads()
@@ -85,7 +87,7 @@ def run_studies(
         display.plan(settings, seeds)
         for setting in settings:
             with records.lock(setting, display.say):
-                run_study(records, setting, seeds, machine, Observers(display, track, watch, sharers))
+                run_study(records, setting, seeds, machine, Callbacks(display, track, watch, sharers))
     finally:
         torch.set_num_threads(threads)
         records.close()
@@ -96,13 +98,13 @@ def run_study(
     setting: Setting,
     seeds: Sequence[int],
     machine: Machine,
-    observers: Observers,
+    callbacks: Callbacks,
 ) -> None:
     """One setting: first the groups of runs that were begun, then the seeds nobody has."""
     trainer = loop.make_trainer(setting, machine)
     study = records.open_study(setting, trainer.series)
     known = {run.seed: run for run in recorded_runs(records, setting)}
-    observers.display.begin(setting, list(known.values()))
+    callbacks.display.begin(setting, list(known.values()))
     missing = [seed for seed in seeds if seed not in known or not is_done(known[seed], setting)]
     if missing:
         session = records.open_session(str(trainer.fabric.device), machine.engine)
@@ -110,28 +112,26 @@ def run_study(
             group = loop.group_from_checkpoint(trainer, tensors, info, path)
             missing = [seed for seed in missing if seed not in group.seeds]
             torch.set_num_threads(machine.threads or fitting_threads(group))
-            train_group(records, study, session, trainer, group, path, observers)
-        missing = finish_recorded(records, setting, missing, observers.display.say)
+            train_group(records, study, session, trainer, group, path, callbacks)
+        missing = finish_recorded(records, setting, missing, callbacks.display.say)
         if missing:
             lost = [seed for seed in missing if seed in known]
             if lost:
-                observers.display.say(
+                callbacks.display.say(
                     f"{setting.task} {setting.cell}: no checkpoint for seeds {lost}; they start again"
                 )
             group = loop.fresh_group(trainer, missing)
             path = records.checkpoint_folder(setting) / f"runs-{min(missing)}.safetensors"
             torch.set_num_threads(machine.threads or fitting_threads(group))
-            train_group(records, study, session, trainer, group, path, observers)
+            train_group(records, study, session, trainer, group, path, callbacks)
     share(trainer, None)
-    observers.display.end(setting, recorded_runs(records, setting))
+    callbacks.display.end(setting, recorded_runs(records, setting))
 
 
-def is_follower(settings: Sequence[Setting], machine: Machine) -> bool:
-    """Whether this process is one of several and not the first; starts them if nobody has."""
-    if machine.devices * machine.nodes == 1:
-        return False
-    precision = settings[0].precision
-    return not loop.open_fabric(machine.device, precision, machine.devices, machine.nodes).is_global_zero
+def start_processes(settings: Sequence[Setting], machine: Machine) -> None:
+    """Start the processes that share every batch, or join those that are there; nothing to do where there is one."""
+    if machine.devices * machine.nodes > 1:
+        loop.open_fabric(machine.device, settings[0].precision, machine.devices, machine.nodes)
 
 
 def follow(settings: Sequence[Setting], machine: Machine) -> None:
@@ -169,7 +169,7 @@ def recorded_runs(records: Records, setting: Setting) -> list[Run]:
 
 def is_done(run: Run, setting: Setting) -> bool:
     """Nothing left to train or to test."""
-    if run.state == RUNNING or (run.state == SPENT and len(run.curves) < setting.epochs):
+    if run.state == RUNNING or (run.state == SPENT and run.epochs < setting.epochs):
         return False
     return run.test is not None or run.best_epoch is None
 
@@ -177,15 +177,15 @@ def is_done(run: Run, setting: Setting) -> bool:
 def finish_recorded(records: Records, setting: Setting, seeds: Sequence[int], say: Callable[[str], None]) -> list[int]:
     """End runs that have lost their weights after their last epoch, where every epoch is tested; returns the others."""
     study = records.study(setting.key)
-    columns = [column for column, name in enumerate(study.series) if name.startswith("test_")] if study else []
-    if study is None or not columns:
+    if study is None or "test_loss" not in study.series:
         return list(seeds)
-    states, tests = dict[int, str](), dict[int, list[float]]()
+    states, tests = dict[int, str](), dict[int, dict[str, float]]()
     for run in study.runs:
-        ended = run.state in (REACHED, DIVERGED) or len(run.curves) >= setting.epochs
-        if run.seed in seeds and ended and run.best_epoch and run.best_epoch <= len(run.curves):
+        ended = run.state in (REACHED, DIVERGED) or run.epochs >= setting.epochs
+        if run.seed in seeds and ended and run.best_epoch and run.best_epoch <= run.epochs:
             states[run.seed] = SPENT if run.state == RUNNING else run.state
-            tests[run.seed] = [run.curves[run.best_epoch - 1][column] for column in columns]
+            best = run.at_epoch(run.best_epoch)
+            tests[run.seed] = {name: best[f"test_{name}"] for name in measures_in(study.series)}
     if tests:
         records.write_end(records.open_study(setting, study.series), states, tests)
         say(f"{setting.task} {setting.cell}: no checkpoint for seeds {sorted(tests)}; finished from the records")
@@ -198,7 +198,7 @@ def usable_checkpoints(
     """Checkpoints of groups with a missing seed, whose epochs are all recorded."""
     for path in sorted(records.checkpoint_folder(setting).glob("*.safetensors")):
         tensors, info = load_checkpoint(path)
-        told = [len(known[seed].curves) if seed in known else -1 for seed in info["seeds"]]
+        told = [known[seed].epochs if seed in known else -1 for seed in info["seeds"]]
         recorded = all(
             epochs >= (info["epoch"] if state == RUNNING else 1)
             for epochs, state in zip(told, info["state"], strict=True)
@@ -234,25 +234,25 @@ def train_group(
     trainer: Trainer,
     group: Group,
     path: Path,
-    observers: Observers,
+    callbacks: Callbacks,
 ) -> None:
     """Train one group to its end; after every epoch the database first, then the checkpoint."""
     share(trainer, group)
     records.begin(study, group.seeds, group.epoch, session)
-    if observers.watch is not None and group.epoch == 0:
-        write_watch(records, study, 0, group, group.seeds, observers.watch(trainer, group))
+    if callbacks.watch is not None and group.epoch == 0:
+        write_watch(records, study, 0, group, group.seeds, callbacks.watch(trainer, group))
     times = SavingTimes()
     for epoch in loop.train(trainer, group):
         states = dict(zip(group.seeds, group.state, strict=True))
         best_epochs = dict(zip(group.seeds, group.best_epoch, strict=True))
-        seconds = epoch.seconds / observers.sharers()
+        seconds = epoch.seconds / callbacks.sharers()
         records.write_epoch(study, epoch.number, epoch.values, states, best_epochs, seconds)
-        if observers.watch is not None and watched(epoch.number, trainer.setting.epochs):
-            write_watch(records, study, epoch.number, group, epoch.values, observers.watch(trainer, group))
+        if callbacks.watch is not None and watched(epoch.number, trainer.setting.epochs):
+            write_watch(records, study, epoch.number, group, epoch.values, callbacks.watch(trainer, group))
         if times.due(trainer, group):
             with times.saving():
                 save_checkpoint(path, *loop.checkpoint_of(group))
-        if observers.track is not None:
-            observers.track(trainer.setting, epoch)
-        observers.display.epoch(trainer.setting, epoch, len(group.training))
+        if callbacks.track is not None:
+            callbacks.track(trainer.setting, epoch)
+        callbacks.display.epoch(trainer.setting, epoch, len(group.training))
     records.write_end(study, loop.end_states(group), loop.test(trainer, group))

@@ -56,8 +56,11 @@ template <bool BACK> struct Sweep {
         return int64(plane) * WIDTH + (row * WIDTH + feature);
     }
     DEVICE int time(int s) const { return a.reverse ? steps - 1 - s : s; }
-    // Whether the state is zero before a step that some row takes.
-    DEVICE bool is_reset(int s, int row) const { return RESETS && a.resets[at<1>(time(s), row, 0)]; }
+    // Whether the state is zero before step s in the row of this lane; `in_lanes` then tells it of all rows.
+    DEVICE bool fetch_reset(int s) const {
+        const int row = thread_index() % 32;
+        return RESETS && row < rows && s >= begin && s < end && a.resets[at<1>(time(s), row, 0)];
+    }
     DEVICE float state_mask(int any_row, int feature) const {
         return STATE_MASK ? to_float(a.state_mask[sequence(smaller(any_row, rows - 1)) * D + feature]) : 1.f;
     }
@@ -105,6 +108,7 @@ struct Forward : Sweep<false> {
     float h[OWN], c[CELL == LSTM ? OWN : 1];
     float x[elements(features(0)) * gates(0)];  // of the step to come, fetched one step early
     float mask[STATE_MASK ? OWN : 1];
+    bool reset;  // of the row of this lane before the step to come, fetched one step early
     float skip[RESIDUAL ? elements(features(0)) : 1];  // the hidden layer before, which the next one adds to
 
     static constexpr int traced(int stage) {  // numbers of an element for the way back
@@ -125,15 +129,14 @@ struct Forward : Sweep<false> {
         constexpr int F = features(STAGE), G = gates(STAGE), own = slice(F), count = traced(STAGE);
         float saved[elements(F) * larger(1, count)];  // for the trace
         float hidden_mask[HIDDEN_MASK && is_hidden(STAGE) ? elements(F) : 1];
-        bool cut[RESETS && !is_hidden(STAGE) ? elements(F) : 1];  // the state after this layer, by a reset
-        const bool last = STAGE == STAGES - 1 && k == layers_of<STAGE> - 1;
-        for_own<F>([&](int e, int any_row, int feature) {
-            const int row = smaller(any_row, rows - 1);
-            if constexpr (HIDDEN_MASK && is_hidden(STAGE))
-                hidden_mask[e] = to_float(a.hidden_mask[sequence(row) * HIDDEN + widths_before(STAGE) + k * F + feature]);
-            if constexpr (RESETS && !is_hidden(STAGE)) cut[e] = last && s + 1 < end && is_reset(s + 1, row);
-        });
+        if constexpr (HIDDEN_MASK && is_hidden(STAGE))
+            for_own<F>([&](int e, int any_row, int feature) {
+                const int64 row = sequence(smaller(any_row, rows - 1));
+                hidden_mask[e] = to_float(a.hidden_mask[row * HIDDEN + widths_before(STAGE) + k * F + feature]);
+            });
         multiply<STAGE>(k);
+        unsigned cut = 0;  // rows whose state is lost after this layer
+        if (RESETS && STAGE == STAGES - 1 && k == layers_of<STAGE> - 1) cut = in_lanes(reset), reset = fetch_reset(s + 2);
         for_own<F>([&](int e, int row, int feature) {
             const bool real = t < until[row];
             float before[G];  // what the gates see
@@ -166,23 +169,19 @@ struct Forward : Sweep<false> {
         if (CLUSTER > 1) store<STAGE>(t, k, saved);
         all_sent<all_slices(F)>();
         if (CLUSTER == 1) store<STAGE>(t, k, saved);
-        if constexpr (RESETS && !is_hidden(STAGE)) forget(cut);
+        if constexpr (!is_hidden(STAGE)) forget(cut);
     }
     // What the weights see of the state: a mask may hide some of it, and where a reset comes next there is nothing.
-    DEVICE void send_state(const bool* cut) {
-        float seen[STATE_MASK || RESETS ? OWN : 1];
-        if constexpr (STATE_MASK || RESETS) {
-            for_own<D>([&](int e, int, int) {
-                seen[e] = RESETS && cut[e] ? 0.f : STATE_MASK ? h[e] * mask[STATE_MASK ? e : 0] : h[e];
-            });
-            send<D>(seen);
-        } else {
-            send<D>(h);
-        }
+    DEVICE void send_state(unsigned cut) {
+        float seen[OWN];
+        for_own<D>([&](int e, int row, int) {
+            seen[e] = RESETS && cut >> row & 1 ? 0.f : STATE_MASK ? h[e] * mask[STATE_MASK ? e : 0] : h[e];
+        });
+        send<D>(seen);
     }
-    DEVICE void forget(const bool* cut) {
-        for_own<D>([&](int e, int, int) {
-            if (cut[e]) h[e] = 0.f, c[CELL == LSTM ? e : 0] = 0.f;
+    DEVICE void forget(unsigned cut) {
+        for_own<D>([&](int e, int row, int) {
+            if (RESETS && cut >> row & 1) h[e] = 0.f, c[CELL == LSTM ? e : 0] = 0.f;
         });
     }
     template <int STAGE> DEVICE void stages(int s, int t) {
@@ -240,15 +239,15 @@ struct Forward : Sweep<false> {
     }
 
     DEVICE void run_all() {
-        bool cut[RESETS ? OWN : 1];
+        const unsigned cut = RESETS ? in_lanes(fetch_reset(begin)) : 0;
+        reset = fetch_reset(begin + 1);
         for_own<D>([&](int e, int row, int feature) {
             const bool there = in_batch(row);
             h[e] = there ? to_float(a.h0[sequence(row) * D + feature]) : 0.f;
             if (CELL == LSTM) c[e] = there ? to_float(a.c0[sequence(row) * D + feature]) : 0.f;
             if constexpr (STATE_MASK) mask[e] = state_mask(row, feature);
-            if constexpr (RESETS) cut[e] = there && begin < end && is_reset(begin, row);
         });
-        if constexpr (RESETS) forget(cut);
+        forget(cut);
         send_state(cut);
         fetch_weights<0>(0);
         for_own<features(0)>([&](int e, int row, int feature) { fetch(begin, e, row, feature); });
@@ -269,6 +268,8 @@ struct Backward : Sweep<true> {
     float grad[OWN], h_before[OWN], values[OWN * VALUES];
     const Value* grad_y[OWN];  // of time 0
     float mask[STATE_MASK ? OWN : 1];
+    bool reset;    // of the row of this lane before the step to come, fetched one step early
+    unsigned cut;  // rows whose state was lost before this step
     float of_hidden[RESIDUAL ? elements(features(0)) : 1];  // the gradient of a hidden layer, which the one below adds to
     // Of this step: hidden activations or slopes of a dmu, inner values of an rhn. Those of a stage's last layer are
     // fetched when the step starts, those of the layers before it one layer early.
@@ -282,12 +283,12 @@ struct Backward : Sweep<true> {
     DEVICE float state_before(const Value* start, const Value* later, int s, int row, int feature) const {
         const int t = time(s), before = a.reverse ? t + 1 : t - 1;
         const bool first_step = s == 0 || before >= until[row];
-        if (is_reset(s, row)) return 0.f;
         return to_float(*(first_step ? start + sequence(row) * D + feature : later + at<WIDTH>(before, row, feature)));
     }
 
     DEVICE void fetch(int next) {
         const int s = larger(next, 0), t = time(s);
+        reset = fetch_reset(next);
         for_own<D>([&](int e, int any_row, int feature) {
             const int row = smaller(any_row, rows - 1);
             if (a.grad_y) grad[e] = to_float(grad_y[e][t * a.grad_y_step]);
@@ -380,7 +381,12 @@ struct Backward : Sweep<true> {
             float v[VALUES];
 #pragma unroll
             for (int i = 0; i < VALUES; ++i) v[i] = top || INNER < 3 ? values[e * VALUES + i] : below[i];
-            const float g = top ? dh[e] + grad[e] : dh[e], before = top || INNER < 3 ? h_before[e] : below[2];
+            const float g = top ? dh[e] + grad[e] : dh[e];
+            float before = top || INNER < 3 ? h_before[e] : below[2];
+            if (RESETS && (CELL != RHN || layers_before(STAGE) + k == 0) && cut >> row & 1) {
+                before = 0.f;
+                if (CELL == LSTM) v[VALUES - 1] = 0.f;
+            }
             float of_c = dc[CELL == LSTM ? e : 0];
             const float skips = gate_deltas(g, before, v, delta, of_c);
             carry[e] = real ? skips : dh[e];
@@ -474,14 +480,11 @@ struct Backward : Sweep<true> {
         });
         fetch(end - 1);
         for (int s = end - 1; s >= begin; --s) {
-            bool cut[RESETS ? OWN : 1];
-            if constexpr (RESETS)
-                for_own<D>([&](int e, int row, int) { cut[e] = is_reset(s, smaller(row, rows - 1)); });
+            cut = RESETS ? in_lanes(reset) : 0;
             state_stages<LAST>(s, time(s));
-            if constexpr (RESETS)
-                for_own<D>([&](int e, int, int) {
-                    if (cut[e]) dh[e] = 0.f, dc[CELL == LSTM ? e : 0] = 0.f;
-                });
+            for_own<D>([&](int e, int row, int) {
+                if (RESETS && cut >> row & 1) dh[e] = 0.f, dc[CELL == LSTM ? e : 0] = 0.f;
+            });
         }
         for_own<D>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;

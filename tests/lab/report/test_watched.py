@@ -178,7 +178,3 @@ def test_what_is_kept_of_the_study_is_what_its_records_say():
     for name in re.findall(r"\((figures/[^)]+)\)", page):
         assert (kept / name).exists(), name
     assert (kept / "records.sqlite").stat().st_size < 300_000
-    rows = [line for line in page.splitlines() if line.startswith("| ")]
-    quoted = re.findall(r"^\| (?:depth|\d+) \|.*$", (ROOT / "docs" / "gradients.md").read_text(), re.MULTILINE)
-    assert quoted
-    assert set(quoted) <= set(rows)
