@@ -235,7 +235,8 @@ def test_the_live_table_shows_every_study(monkeypatch):
     table = LiveTable()
     monkeypatch.setattr(table.live, "start", lambda: None)
     table.plan(settings, range(3))
-    table.epoch(settings[0], Epoch(7, {0: [0.1, 0.005, 1], 1: [0.1, 0.5, 0], 2: [0.1, 5e-5, 1]}, 2.0), 3)
+    values = {seed: {"valid_loss": loss} for seed, loss in enumerate([0.005, 0.5, 5e-5])}
+    table.epoch(settings[0], Epoch(7, values, 2.0), 3)
     with open(os.devnull, "w") as nowhere:
         console = Console(width=80, record=True, file=nowhere)
         console.print(table.table())

@@ -110,7 +110,7 @@ def test_what_stands_in_records(recorded, tmp_path, table, column):
     fuzz()
 
 
-@given(st.binary(max_size=60), st.integers(1, 4))
+@given(st.binary(max_size=60), st.lists(st.text(max_size=3), min_size=1, max_size=4, unique=True))
 def test_packed_curves(blob, series):
     import zlib
 

@@ -76,9 +76,9 @@ def test_packed_runs_have_their_room(received, table):
 def test_the_room_is_for_all_of_them_together():
     room = Room(40)
     blob = zlib.compress(bytes(24))
-    assert len(unpack_curves(blob, 2, room)) == 3
+    assert unpack_curves(blob, ["train_loss", "valid_loss"], room) == {"train_loss": (0, 0, 0), "valid_loss": (0, 0, 0)}
     with pytest.raises(ValueError, match="more than the 16 bytes expected"):
-        unpack_curves(blob, 2, room)
+        unpack_curves(blob, ["train_loss", "valid_loss"], room)
 
 
 FOREVER = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i"
@@ -151,7 +151,6 @@ VALUES = {
     "state": "fine",
     "first_under": '["<b>", null, null, null, null]',
     "best_epoch": "soon",
-    "test": b"\0\0\0\0" * 7,
     "seconds": 1e999,
     "session": 99,
 }
@@ -161,6 +160,17 @@ VALUES = {
 def test_a_run_holds_what_a_run_has(received, column):
     spoil(received, (f"UPDATE run SET {column} = ? WHERE seed = 0", (VALUES[column],)))
     assert "is not what a run has" in refusal(received)
+
+
+SEVEN = b"\0\0\0\0" * 7
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE run SET test = ?", 'INSERT INTO epoch (run, epoch, "values") SELECT id, 1, ? FROM run']
+)
+def test_values_are_as_many_as_their_names(received, statement):
+    spoil(received, (statement, (SEVEN,)))
+    assert "7 values, where there should be one for each of " in refusal(received)
 
 
 # --- pages ----------------------------------------------------------------------------------------

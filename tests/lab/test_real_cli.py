@@ -36,8 +36,8 @@ def test_every_task_goes_from_the_data_to_the_table(task, tmp_path):
     assert {study.setting.module_rate for study in studies} == {"formula", "same"}
     for study in studies:
         assert study.setting.task == task
-        assert [len(run.curves) for run in study.runs] == [2, 2]
-        assert all(map(math.isfinite, (value for run in study.runs for value in run.curves[-1])))
+        assert [run.epochs for run in study.runs] == [2, 2]
+        assert all(map(math.isfinite, (value for run in study.runs for value in run.at_epoch(2).values())))
         assert all(run.test is not None for run in study.runs)
     assert (tmp_path / "report" / "index.html").exists()
 

@@ -113,10 +113,19 @@ class Run:
     state: str
     first_under: tuple[int | None, ...]  # epoch, for each threshold
     best_epoch: int | None
-    test: tuple[float, ...] | None  # loss, then metrics
+    test: dict[str, float] | None  # loss and measures of the best weights on the test set
     seconds: float
     session: int
-    curves: tuple[tuple[float, ...], ...]  # for each epoch one value per series
+    curves: dict[str, tuple[float, ...]]  # one value per epoch of each of the study's series
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs are recorded."""
+        return len(self.curves["valid_loss"])
+
+    def at_epoch(self, number: int) -> dict[str, float]:
+        """The values of one epoch, from 1, by series."""
+        return {name: values[number - 1] for name, values in self.curves.items()}
 
 
 @dataclass(frozen=True)
@@ -124,7 +133,7 @@ class Study:
     """One setting and its runs, as recorded."""
 
     setting: Setting
-    series: tuple[str, ...]
+    series: tuple[str, ...]  # names of an epoch's values, such as valid_loss
     thresholds: tuple[float, ...]
     runs: tuple[Run, ...]
 
@@ -255,7 +264,7 @@ class Records:
             for seed in seeds:
                 run = self._run_id(study, seed)
                 if run is None:
-                    nowhere = json.dumps([None] * len(self._measure(study)[1]))
+                    nowhere = json.dumps([None] * len(self._series_and_thresholds(study)[1]))
                     self._insert(
                         "run", study=study, seed=seed, state=RUNNING, first_under=nowhere, seconds=0.0, session=session
                     )
@@ -273,23 +282,25 @@ class Records:
         self,
         study: int,
         epoch: int,
-        values: Mapping[int, Sequence[float]],
+        values: Mapping[int, Mapping[str, float]],
         states: Mapping[int, str],
         best_epochs: Mapping[int, int | None],
         seconds: float,
     ) -> None:
-        """One epoch of a group of runs: values of each series by seed, and what became of the runs."""
+        """One epoch of a group of runs: by seed the value of each series, and what became of the runs."""
         with self.transaction():
-            column, thresholds = self._measure(study)
+            series, thresholds = self._series_and_thresholds(study)
             for seed, of_run in values.items():
                 run, so_far = self.db.execute(
                     "SELECT id, first_under FROM run WHERE study = ? AND seed = ?", (study, seed)
                 ).fetchone()
                 first = [
-                    epoch if before is None and of_run[column] < threshold else before
+                    epoch if before is None and of_run["valid_loss"] < threshold else before
                     for before, threshold in zip(json.loads(so_far), thresholds, strict=True)
                 ]
-                self.db.execute("INSERT OR REPLACE INTO epoch VALUES (?, ?, ?)", (run, epoch, pack(of_run)))
+                self.db.execute(
+                    "INSERT OR REPLACE INTO epoch VALUES (?, ?, ?)", (run, epoch, pack([of_run[n] for n in series]))
+                )
                 self.db.execute(
                     "UPDATE run SET state = ?, first_under = ?, best_epoch = ?, test = NULL, seconds = seconds + ? "
                     "WHERE id = ?",
@@ -304,14 +315,15 @@ class Records:
                 rows = [(run, epoch, name, of_runs[place]) for name, of_runs in values.items()]
                 self.db.executemany("INSERT OR REPLACE INTO watch VALUES (?, ?, ?, ?)", rows)
 
-    def write_end(self, study: int, states: Mapping[int, str], tests: Mapping[int, Sequence[float] | None]) -> None:
-        """How a group ended: states of its runs and what their best weights measure on the test set."""
+    def write_end(self, study: int, states: Mapping[int, str], tests: Mapping[int, Mapping[str, float] | None]) -> None:
+        """How a group ended: states of its runs, and loss and measures of their best weights on the test set."""
         with self.transaction():
+            measures = measures_in(self._series_and_thresholds(study)[0])
             for seed, state in states.items():
                 test = tests[seed]
                 self.db.execute(
                     "UPDATE run SET state = ?, test = ? WHERE study = ? AND seed = ?",
-                    (state, None if test is None else pack(test), study, seed),
+                    (state, None if test is None else pack([test[name] for name in measures]), study, seed),
                 )
 
     def _insert(self, table: str, **columns: Any) -> int:
@@ -326,24 +338,24 @@ class Records:
         row = self.db.execute("SELECT id FROM run WHERE study = ? AND seed = ?", (study, seed)).fetchone()
         return row and row[0]
 
-    def _measure(self, study: int) -> tuple[int, list[float]]:
-        """Which of an epoch's values is held against which thresholds."""
+    def _series_and_thresholds(self, study: int) -> tuple[list[str], list[float]]:
         series, thresholds = self.db.execute("SELECT series, thresholds FROM study WHERE id = ?", (study,)).fetchone()
-        return json.loads(series).index("valid_loss"), json.loads(thresholds)
+        return json.loads(series), json.loads(thresholds)
 
     def _first_under(self, study: int, run: int) -> list[int | None]:
-        column, thresholds = self._measure(study)
+        series, thresholds = self._series_and_thresholds(study)
         rows = self.db.execute('SELECT "values" FROM epoch WHERE run = ? ORDER BY epoch', (run,))
-        losses = [unpack(blob)[column] for (blob,) in rows]
+        losses = [unpack(blob)[series.index("valid_loss")] for (blob,) in rows]
         return first_under(losses, thresholds)
 
     def _unpack_epochs(self, study: int, run: int) -> None:
         """A merged run that goes on has its epochs in rows again."""
-        series = json.loads(self.db.execute("SELECT series FROM study WHERE id = ?", (study,)).fetchone()[0])
+        series, _ = self._series_and_thresholds(study)
         for (blob,) in self.db.execute('SELECT "values" FROM packed WHERE run = ?', (run,)).fetchall():
+            rows = zip(*unpack_curves(blob, series).values(), strict=True)
             self.db.executemany(
                 "INSERT OR REPLACE INTO epoch VALUES (?, ?, ?)",
-                [(run, epoch, pack(values)) for epoch, values in enumerate(unpack_curves(blob, len(series)), 1)],
+                [(run, epoch, pack(values)) for epoch, values in enumerate(rows, 1)],
             )
             self.db.execute("DELETE FROM packed WHERE run = ?", (run,))
 
@@ -377,27 +389,28 @@ class Records:
         if row is None:
             return None
         study, settings, series, thresholds = row[0], row[1], json.loads(row[2]), json.loads(row[3])
-        curves: dict[int, list[tuple[float, ...]]] = {}
+        rows: dict[int, list[dict[str, float]]] = {}
         for run, blob in self.db.execute(
             'SELECT run, "values" FROM epoch JOIN run ON run.id = epoch.run WHERE study = ? ORDER BY run, epoch',
             (study,),
         ):
-            curves.setdefault(run, []).append(unpack(blob))
+            rows.setdefault(run, []).append(by_name(series, unpack(blob)))
+        curves = {run: {name: tuple(row[name] for row in of_run) for name in series} for run, of_run in rows.items()}
         if self.version >= 2:
             for run, blob in self.db.execute(
                 'SELECT run, "values" FROM packed JOIN run ON run.id = packed.run WHERE study = ?', (study,)
             ):
-                curves[run] = list(unpack_curves(blob, len(series), room))
+                curves[run] = unpack_curves(blob, series, room)
         runs = [
             Run(
                 seed,
                 state,
                 tuple(json.loads(under)),
                 best,
-                test and unpack(test),
+                None if test is None else by_name(measures_in(series), unpack(test)),
                 secs,
                 session,
-                tuple(curves.get(run, ())),
+                curves.get(run, dict.fromkeys(series, ())),
             )
             for run, seed, state, under, best, test, secs, session in self.db.execute(
                 "SELECT id, seed, state, first_under, best_epoch, test, seconds, session FROM run "
@@ -483,20 +496,17 @@ def check_study(study: Study, sessions: Container[int]) -> None:
     def epochs(*values: Any) -> bool:
         return all(value is None or (type(value) is int and value > 0) for value in values)
 
-    if not ({"train_loss", "valid_loss"} <= set(study.series) and numbers(*study.thresholds)):
+    names = set(study.series)
+    if not ({"train_loss", "valid_loss"} <= names and len(names) == len(study.series) and numbers(*study.thresholds)):
         raise ValueError(f"series and thresholds are {shown(study.series)} and {shown(study.thresholds)}")
-    width = len(study.series)
-    tested = width // 3 if "test_loss" in study.series else width - 1  # after every epoch, or in the end alone
     for run in study.runs:
         if not (
             type(run.seed) is int
             and run.state in STATES
             and len(run.first_under) == len(study.thresholds)
             and epochs(*run.first_under, run.best_epoch)
-            and (run.test is None or len(run.test) == tested)
             and numbers(run.seconds)
             and run.session in sessions
-            and all(len(values) == width for values in run.curves)
         ):
             raise ValueError(f"what stands at seed {shown(run.seed)} of {study.setting.task} is not what a run has")
 
@@ -561,9 +571,25 @@ def patiently(act: Callable[[], Any], seconds: float = 60.0) -> None:
             time.sleep(0.05)
 
 
+def measures_in(series: Sequence[str]) -> list[str]:
+    """What the test set is measured by, the loss among them: whatever validation is.
+
+    >>> measures_in(["train_loss", "valid_loss", "valid_accuracy"])
+    ['loss', 'accuracy']
+    """
+    return [name.removeprefix("valid_") for name in series if name.startswith("valid_")]
+
+
 def first_under(losses: Sequence[float], thresholds: Sequence[float]) -> list[int | None]:
     """First epoch, from 1, whose loss is under each threshold."""
     return [next((e for e, loss in enumerate(losses, 1) if loss < threshold), None) for threshold in thresholds]
+
+
+def by_name(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
+    """Each value under its name."""
+    if len(names) != len(values):
+        raise ValueError(f"{len(values)} values, where there should be one for each of {shown(names)}")
+    return dict(zip(names, values, strict=True))
 
 
 def pack(values: Sequence[float]) -> bytes:
@@ -583,9 +609,9 @@ def unpack(blob: bytes) -> tuple[float, ...]:
     return tuple(packed)
 
 
-def pack_curves(curves: Sequence[Sequence[float]]) -> bytes:
+def pack_curves(curves: Mapping[str, Sequence[float]]) -> bytes:
     """All epochs of a run, exactly, in half the room: series by series, like bytes beside like bytes, deflated."""
-    plain = pack([value for series in zip(*curves, strict=True) for value in series])
+    plain = pack([value for values in curves.values() for value in values])
     return zlib.compress(b"".join(plain[place::4] for place in range(4)), 9)
 
 
@@ -602,15 +628,17 @@ class Room:
         return contents
 
 
-def unpack_curves(blob: bytes, series: int, room: Room | None = None) -> tuple[tuple[float, ...], ...]:
+def unpack_curves(blob: bytes, series: Sequence[str], room: Room | None = None) -> dict[str, tuple[float, ...]]:
     """The reverse of :func:`pack_curves`."""
     sorted_bytes = (room or Room()).inflate(blob)
     count = len(sorted_bytes) // 4
     plain = bytearray(len(sorted_bytes))
     for place in range(4):
         plain[place::4] = sorted_bytes[place * count : (place + 1) * count]
-    values, epochs = unpack(bytes(plain)), count // series
-    return tuple(zip(*(values[first : first + epochs] for first in range(0, count, epochs)), strict=True))
+    values, epochs = unpack(bytes(plain)), count // len(series)
+    if not epochs or epochs * len(series) != count:
+        raise ValueError(f"{count} packed values are no whole number of epochs of {len(series)} series")
+    return {name: values[place * epochs : (place + 1) * epochs] for place, name in enumerate(series)}
 
 
 def pack_watch(values: Mapping[str, Mapping[int, float]]) -> bytes:
@@ -897,25 +925,26 @@ def is_merged(target: Path, studies: dict[str, Study], chosen: Chosen) -> bool:
 
 def story(run: Run) -> tuple[Any, ...]:
     """What is recorded of a run but for times; numbers as bits, so that nan equals nan."""
-    test = None if run.test is None else pack(run.test)
-    return run.state, run.first_under, run.best_epoch, test, tuple(map(pack, run.curves))
+    test = None if run.test is None else pack(list(run.test.values()))
+    return run.state, run.first_under, run.best_epoch, test, *map(pack, run.curves.values()), run.epochs
 
 
 def progress(run: Run) -> tuple[int, bool]:
     """How far a run has come."""
-    return len(run.curves), run.test is not None
+    return run.epochs, run.test is not None
 
 
 def check_same_story(study: Study, run: Run, where: Path, other: Run, elsewhere: Path) -> None:
     """Two records of one run may differ in how far they got, in nothing else."""
-    for epoch, (mine, theirs) in enumerate(zip(run.curves, other.curves, strict=False), 1):
-        if pack(mine) != pack(theirs):
+    for epoch in range(1, min(run.epochs, other.epochs) + 1):
+        mine, theirs = run.at_epoch(epoch), other.at_epoch(epoch)
+        if pack(list(mine.values())) != pack(list(theirs.values())):
             raise ValueError(
                 f"{study.setting.task}, {study.setting.cell}, seed {run.seed}: {where} and {elsewhere} differ at epoch "
                 f"{epoch}: {mine} and {theirs}. The same seed was trained twice with different results; "
                 "delete one of the two, or train with other seeds (--seed)"
             )
-    if len(run.curves) == len(other.curves) and None not in (run.test, other.test) and run.test != other.test:
+    if run.epochs == other.epochs and None not in (run.test, other.test) and run.test != other.test:
         raise ValueError(
             f"{study.setting.task}, {study.setting.cell}, seed {run.seed}: {where} and {elsewhere} differ in the test: "
             f"{run.test} and {other.test}"
@@ -949,11 +978,11 @@ def _copy_chosen(merged: Records, studies: dict[str, Study], chosen: Chosen) -> 
             state=run.state,
             first_under=json.dumps(run.first_under),
             best_epoch=run.best_epoch,
-            test=None if run.test is None else pack(run.test),
+            test=None if run.test is None else pack(list(run.test.values())),
             seconds=run.seconds,
             session=sessions[origin],
         )
-        if run.curves:
+        if run.epochs:
             merged._insert("packed", run=run_id, **{'"values"': pack_curves(run.curves)})
         if (records.out, key) not in watched:
             watched[records.out, key] = records.watched(key)

@@ -68,7 +68,7 @@ class Share:
 class Begun:
     """A worker has made the network."""
 
-    series: list[str]
+    series: tuple[str, ...]
     machine: dict[str, str | None]  # its provenance
     worker: str  # process, host and Ray's name for the node
     epoch: int  # finished ones
@@ -90,7 +90,7 @@ class Ended:
     """How the runs of a group ended."""
 
     states: dict[int, str]
-    tests: dict[int, list[float] | None]
+    tests: dict[int, dict[str, float] | None]
 
 
 News = Begun | Trained | Ended
@@ -231,7 +231,7 @@ class Driver:
         self.records, self.jobs, self.machine, self.share = records, jobs, machine, share
         self.display, self.track = display, track
         self.warned = False
-        self.latest: dict[str, dict[int, list[float]]] = {}  # values of the last epoch, by study and seed
+        self.latest: dict[str, dict[int, dict[str, float]]] = {}  # values of the last epoch, by study and seed
         options: dict[str, Any] = {
             "num_cpus": share.cpus,
             "num_gpus": share.gpus,

@@ -233,13 +233,13 @@ def train_trial(
             reported = number
 
     def track(_: Setting, epoch: Epoch) -> None:
-        see(epoch.number, {seed: values[1] for seed, values in epoch.values.items()})
+        see(epoch.number, {seed: values["valid_loss"] for seed, values in epoch.values.items()})
         if trial.should_prune():
             raise optuna.TrialPruned
 
     runs = recorded(folder, setting)
-    for number in range(1, max((len(run.curves) for run in runs), default=0) + 1):
-        see(number, {run.seed: run.curves[number - 1][1] for run in runs if len(run.curves) >= number})
+    for number in range(1, max((run.epochs for run in runs), default=0) + 1):
+        see(number, {run.seed: run.curves["valid_loss"][number - 1] for run in runs if run.epochs >= number})
     run_studies([setting], seeds, folder, machine, display, track)
     return statistics.median(best.values())
 

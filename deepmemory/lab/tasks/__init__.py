@@ -8,7 +8,7 @@ from functools import lru_cache
 from deepmemory.lab.data import load_digits, load_music, load_pairs, load_text
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.adding import Adding
-from deepmemory.lab.tasks.batch import Batch, Feed, Shape, Tally, Task
+from deepmemory.lab.tasks.batch import SPLITS, Batch, Feed, Shape, Tally, Task
 from deepmemory.lab.tasks.natlang import NatLang
 from deepmemory.lab.tasks.noisy_sequence import NoisySequence
 from deepmemory.lab.tasks.pixel_mnist import PixelMNIST
@@ -18,6 +18,7 @@ from deepmemory.lab.tasks.temporal_order import TemporalOrder
 from deepmemory.lab.tasks.translation import Translation
 
 __all__ = [
+    "TASK_CLASSES",
     "Adding",
     "Batch",
     "Feed",
@@ -31,8 +32,34 @@ __all__ = [
     "Task",
     "TemporalOrder",
     "Translation",
+    "series_of",
     "task_of",
 ]
+
+
+TASK_CLASSES: dict[str, type[Task]] = {
+    "adding": Adding,
+    "temporal-order": TemporalOrder,
+    "noisy-sequence": NoisySequence,
+    "polymusic": PolyMusic,
+    "natlang": NatLang,
+    "translation": Translation,
+    "pixel-mnist": PixelMNIST,
+}
+
+
+def series_of(task: str) -> tuple[str, ...]:
+    """Names of the values that every epoch of a task records, in the order they are stored.
+
+    >>> series_of("adding")
+    ('train_loss', 'valid_loss', 'valid_accuracy')
+    >>> series_of("polymusic")
+    ('train_loss', 'valid_loss', 'test_loss')
+    """
+    kind = TASK_CLASSES[task]
+    if not kind.every_epoch:
+        return ("train_loss", "valid_loss", *(f"valid_{name}" for name in kind.measures))
+    return tuple(f"{split}_{name}" for name in ("loss", *kind.measures) for split in SPLITS.values())
 
 
 def task_of(setting: Setting, data: str | None = None) -> Task:

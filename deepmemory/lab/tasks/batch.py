@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -52,13 +52,8 @@ class Feed(Protocol):
 class Task(Protocol):
     """Data, network, loss and measures."""
 
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """What is measured beside the loss: perplexity, accuracy."""
-
-    @property
-    def every_epoch(self) -> bool:
-        """All measures are taken on all splits after every epoch, as for the tables; or on validation alone."""
+    measures: ClassVar[tuple[str, ...]]  # beside the loss: perplexity, accuracy
+    every_epoch: ClassVar[bool]  # whether an epoch is measured on all splits, as for the tables, or on validation alone
 
     @property
     def numbers(self) -> int:

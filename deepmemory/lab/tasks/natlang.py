@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,8 @@ class NatLang:
     exp(cross-entropy), as the authors take it; exp(loss) is the usual one.
     """
 
-    measures = ("perplexity",)
-    every_epoch = True
+    measures: ClassVar[tuple[str, ...]] = ("perplexity",)
+    every_epoch: ClassVar[bool] = True
 
     def __init__(self, corpus: Corpus, limit: int = 0) -> None:
         """``limit``: the first so many words of each split; 0 is all."""

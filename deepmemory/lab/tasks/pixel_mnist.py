@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -20,8 +22,8 @@ PERMUTATION_SEED = 0  # of the one order of pixels that every permuted run reads
 class PixelMNIST:
     """The pixels of a digit row by row, or in one fixed order that mixes them; which digit was it?"""
 
-    measures = ("accuracy",)
-    every_epoch = True
+    measures: ClassVar[tuple[str, ...]] = ("accuracy",)
+    every_epoch: ClassVar[bool] = True
     input_size, output_size = 1, 10
 
     def __init__(self, digits: dict[str, Digits], permuted: bool = False, limit: int = 0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,8 @@ class PolyMusic:
     all pieces where it is measured.
     """
 
-    measures: tuple[str, ...] = ()
-    every_epoch = True
+    measures: ClassVar[tuple[str, ...]] = ()
+    every_epoch: ClassVar[bool] = True
     input_size = output_size = KEYS
 
     def __init__(self, pieces: dict[str, list[Tensor]], limit: int = 0) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,8 @@ class Sequences(NamedTuple):
 class Drawn(Protocol):
     """A task whose sequences follow from keys."""
 
-    measures: tuple[str, ...] = ("accuracy",)
-    every_epoch: bool = False
+    measures: ClassVar[tuple[str, ...]] = ("accuracy",)
+    every_epoch: ClassVar[bool] = False
 
     @property
     def input_size(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
@@ -23,8 +25,8 @@ class Translation:
     translation has.
     """
 
-    measures = ("perplexity", "accuracy")
-    every_epoch = True
+    measures: ClassVar[tuple[str, ...]] = ("perplexity", "accuracy")
+    every_epoch: ClassVar[bool] = True
 
     def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs

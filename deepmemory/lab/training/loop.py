@@ -26,7 +26,7 @@ from torch.func import functional_call
 import deepmemory as dm
 from deepmemory.lab.records.database import DIVERGED, REACHED, RUNNING, SPENT, check_network
 from deepmemory.lab.settings import SHARED_RATE, Machine, Setting
-from deepmemory.lab.tasks import Shape, Tally, Task, task_of
+from deepmemory.lab.tasks import Shape, Tally, Task, series_of, task_of
 from deepmemory.lab.training import distributed, random_streams
 from deepmemory.lab.training.network import initial_weights
 
@@ -63,7 +63,7 @@ class Epoch:
     """What one epoch brought, by seed."""
 
     number: int  # from 1
-    values: dict[int, list[float]]  # as named by Trainer.series
+    values: dict[int, dict[str, float]]  # of each series, such as valid_loss
     seconds: float
 
 
@@ -79,11 +79,9 @@ class Trainer:
     graph: bool
 
     @property
-    def series(self) -> list[str]:
-        """Names of an epoch's values: the losses, then each measure."""
-        if not self.task.every_epoch:
-            return ["train_loss", "valid_loss", *(f"valid_{name}" for name in self.task.measures)]
-        return [f"{split}_{name}" for name in ("loss", *self.task.measures) for split in ("train", "valid", "test")]
+    def series(self) -> tuple[str, ...]:
+        """Names of an epoch's values."""
+        return series_of(self.setting.task)
 
 
 def make_trainer(setting: Setting, machine: Machine = Machine()) -> Trainer:  # noqa: B008 (frozen)
@@ -147,14 +145,16 @@ def train(trainer: Trainer, group: Group) -> Iterator[Epoch]:
         yield finish_epoch(trainer, group, values, time.perf_counter() - started)
 
 
-def measure_epoch(trainer: Trainer, group: Group, trained: Tensor) -> list[list[float]]:
-    """Each run's values in the order of ``trainer.series``, from what its training batches gave on average."""
+def measure_epoch(trainer: Trainer, group: Group, trained: Tensor) -> list[dict[str, float]]:
+    """The value of each series for every run of the stack; ``trained`` is what its training batches gave on average."""
     seeds = [group.seeds[row] for row in group.rows]
     valid = evaluate(trainer, group.weights, random_streams.VALIDATION, seeds)
-    if not trainer.task.every_epoch:
-        return torch.cat((trained[:, :1], valid), 1).tolist()
-    test = evaluate(trainer, group.weights, random_streams.TEST, seeds)
-    return torch.stack((trained, valid, test), 2).flatten(1).tolist()
+    if trainer.task.every_epoch:
+        test = evaluate(trainer, group.weights, random_streams.TEST, seeds)
+        values = torch.stack((trained, valid, test), 2).flatten(1)
+    else:
+        values = torch.cat((trained[:, :1], valid), 1)
+    return [dict(zip(trainer.series, of_run, strict=True)) for of_run in values.tolist()]
 
 
 class Steps:
@@ -347,17 +347,17 @@ def in_batches(sums: Tensor, batch: int | None) -> Tensor:
     return torch.stack([part.sum(1) for part in sums.split(batch, 1)], 1)
 
 
-def finish_epoch(trainer: Trainer, group: Group, values: list[list[float]], seconds: float) -> Epoch:
+def finish_epoch(trainer: Trainer, group: Group, values: list[dict[str, float]], seconds: float) -> Epoch:
     """Decide what becomes of each run, keep the best weights, and drop finished runs from the stack."""
     setting = trainer.setting
     group.epoch += 1
-    recorded: dict[int, list[float]] = {}
+    recorded: dict[int, dict[str, float]] = {}
     improved: list[tuple[int, int]] = []  # place in the stack, run
     for place, (run, of_run) in enumerate(zip(group.rows, values, strict=True)):
         if group.state[run] != RUNNING:
             continue  # finished, and still in the stack only because it costs little there
         recorded[group.seeds[run]] = of_run
-        train_loss, valid_loss = of_run[:2]
+        train_loss, valid_loss = of_run["train_loss"], of_run["valid_loss"]
         if not (math.isfinite(train_loss) and math.isfinite(valid_loss)):
             group.state[run] = DIVERGED
             continue
@@ -377,11 +377,12 @@ def finish_epoch(trainer: Trainer, group: Group, values: list[list[float]], seco
     return Epoch(group.epoch, recorded, seconds)
 
 
-def test(trainer: Trainer, group: Group) -> dict[int, list[float] | None]:
+def test(trainer: Trainer, group: Group) -> dict[int, dict[str, float] | None]:
     """Loss and measures of each run's best weights on the test set; None for a run that never had a finite loss."""
+    names = ("loss", *trainer.task.measures)
     measured = evaluate(trainer, group.best, random_streams.TEST, group.seeds).tolist()
     return {
-        seed: values if best is not None else None
+        seed: dict(zip(names, values, strict=True)) if best is not None else None
         for seed, best, values in zip(group.seeds, group.best_epoch, measured, strict=True)
     }
 

@@ -7,25 +7,18 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deepmemory.lab.paper import depth_of, kind_of, measure_of
 from deepmemory.lab.records.database import Run
 from deepmemory.lab.settings import SYNTHETIC, THRESHOLDS, Setting, threshold_label
-from deepmemory.lab.tasks import NatLang, PixelMNIST, PolyMusic, Translation
 
 if TYPE_CHECKING:
     from deepmemory.lab.training.loop import Epoch
 
 PLAIN_EVERY = 5.0  # seconds between two lines of one study where output is no terminal
-MEASURED: dict[str, tuple[str, ...]] = {  # beside the loss, in the order of an epoch's values
-    "polymusic": PolyMusic.measures,
-    "natlang": NatLang.measures,
-    "translation": Translation.measures,
-    "pixel-mnist": PixelMNIST.measures,
-}
 FORMATS = {"loss": ".4f", "perplexity": ".2f", "accuracy": ".4f"}
 
 
@@ -72,24 +65,24 @@ class StudyProgress:
             for seeds, first in zip(self.under, run.first_under, strict=False):
                 if first is not None:
                     seeds.add(run.seed)
-        self.measure([run.curves[-1] for run in runs if run.curves])
-        self.epoch = max((len(run.curves) for run in runs), default=0)
+        self.measure([run.at_epoch(run.epochs) for run in runs if run.epochs])
+        self.epoch = max((run.epochs for run in runs), default=0)
 
     def add(self, epoch: Epoch, training: int) -> None:
         """Take over one epoch."""
         for seed, values in epoch.values.items():
             for seeds, threshold in zip(self.under, THRESHOLDS, strict=True):
-                if values[1] < threshold:
+                if values["valid_loss"] < threshold:
                     seeds.add(seed)
         self.measure(list(epoch.values.values()))
         self.epoch, self.training = epoch.number, training
         self.seconds += epoch.seconds
         self.epochs_timed += 1
 
-    def measure(self, values: Sequence[Sequence[float]]) -> None:
+    def measure(self, values: Sequence[Mapping[str, float]]) -> None:
         """Medians over the runs of their values of one epoch."""
-        self.loss = median([of_run[1] for of_run in values])
-        self.score = median([of_run[self.column] for of_run in values])
+        self.loss = median([of_run["valid_loss"] for of_run in values])
+        self.score = median([of_run[f"valid_{self.measured}"] for of_run in values])
 
     @property
     def synthetic(self) -> bool:
@@ -100,11 +93,6 @@ class StudyProgress:
     def measured(self) -> str:
         """What the score is: what the paper's table of the task has."""
         return "loss" if self.synthetic else measure_of(self.setting.task)
-
-    @property
-    def column(self) -> int:
-        """Of the score on validation in an epoch's values: train, valid and test of the loss, then of each measure."""
-        return 1 if self.synthetic else 3 * ("loss", *MEASURED[self.setting.task]).index(self.measured) + 1
 
     @property
     def score_text(self) -> str:

@@ -21,6 +21,7 @@ from deepmemory.lab.records.database import (
     Records,
     Run,
     load_checkpoint,
+    measures_in,
     save_checkpoint,
 )
 from deepmemory.lab.settings import Machine, Setting
@@ -169,7 +170,7 @@ def recorded_runs(records: Records, setting: Setting) -> list[Run]:
 
 def is_done(run: Run, setting: Setting) -> bool:
     """Nothing left to train or to test."""
-    if run.state == RUNNING or (run.state == SPENT and len(run.curves) < setting.epochs):
+    if run.state == RUNNING or (run.state == SPENT and run.epochs < setting.epochs):
         return False
     return run.test is not None or run.best_epoch is None
 
@@ -177,15 +178,15 @@ def is_done(run: Run, setting: Setting) -> bool:
 def finish_recorded(records: Records, setting: Setting, seeds: Sequence[int], say: Callable[[str], None]) -> list[int]:
     """End runs that have lost their weights after their last epoch, where every epoch is tested; returns the others."""
     study = records.study(setting.key)
-    columns = [column for column, name in enumerate(study.series) if name.startswith("test_")] if study else []
-    if study is None or not columns:
+    if study is None or "test_loss" not in study.series:
         return list(seeds)
-    states, tests = dict[int, str](), dict[int, list[float]]()
+    states, tests = dict[int, str](), dict[int, dict[str, float]]()
     for run in study.runs:
-        ended = run.state in (REACHED, DIVERGED) or len(run.curves) >= setting.epochs
-        if run.seed in seeds and ended and run.best_epoch and run.best_epoch <= len(run.curves):
+        ended = run.state in (REACHED, DIVERGED) or run.epochs >= setting.epochs
+        if run.seed in seeds and ended and run.best_epoch and run.best_epoch <= run.epochs:
             states[run.seed] = SPENT if run.state == RUNNING else run.state
-            tests[run.seed] = [run.curves[run.best_epoch - 1][column] for column in columns]
+            best = run.at_epoch(run.best_epoch)
+            tests[run.seed] = {name: best[f"test_{name}"] for name in measures_in(study.series)}
     if tests:
         records.write_end(records.open_study(setting, study.series), states, tests)
         say(f"{setting.task} {setting.cell}: no checkpoint for seeds {sorted(tests)}; finished from the records")
@@ -198,7 +199,7 @@ def usable_checkpoints(
     """Checkpoints of groups with a missing seed, whose epochs are all recorded."""
     for path in sorted(records.checkpoint_folder(setting).glob("*.safetensors")):
         tensors, info = load_checkpoint(path)
-        told = [len(known[seed].curves) if seed in known else -1 for seed in info["seeds"]]
+        told = [known[seed].epochs if seed in known else -1 for seed in info["seeds"]]
         recorded = all(
             epochs >= (info["epoch"] if state == RUNNING else 1)
             for epochs, state in zip(told, info["state"], strict=True)

@@ -12,7 +12,6 @@ from deepmemory.lab.training.loop import Epoch
 from deepmemory.lab.writing import without_links
 
 TRACKERS = ("none", "tensorboard", "mlflow")
-SERIES = ("train_loss", "valid_loss", "valid_accuracy")
 
 
 def open_tracker(name: str, out: Path | str) -> Callable[[Setting, Epoch], None] | None:
@@ -40,7 +39,7 @@ def tensorboard(out: Path) -> Callable[[Setting, Epoch], None]:
             name = f"{setting.task}-{setting.cell}-{setting.key}"
             writers[setting.key] = SummaryWriter(str(without_links(out, "tensorboard", name)))
         for seed, values in epoch.values.items():
-            for series, value in zip(SERIES, values, strict=False):
+            for series, value in values.items():
                 writers[setting.key].add_scalar(f"{series}/seed-{seed}", value, epoch.number)
         writers[setting.key].flush()
 
@@ -66,7 +65,7 @@ def mlflow() -> Callable[[Setting, Epoch], None]:
             for name, value in asdict(setting).items():
                 client.log_param(run.info.run_id, name, value)
         for seed, values in epoch.values.items():
-            for series, value in zip(SERIES, values, strict=False):
+            for series, value in values.items():
                 client.log_metric(runs[setting.key], f"{series}.seed-{seed}", value, step=epoch.number)
 
     return track

@@ -23,6 +23,7 @@ from deepmemory.lab.records.database import (
     unpack_curves,
 )
 from deepmemory.lab.settings import Machine, Setting
+from deepmemory.lab.tasks import series_of
 from deepmemory.lab.training import loop, studies
 from deepmemory.lab.training.progress import PlainLines
 
@@ -30,6 +31,9 @@ CPU = Machine("cpu", engine="plain")
 TINY = Setting(
     transition=(3,), hidden=(3,), min_length=24, max_length=26, batch=4, steps=2, epochs=4, validation=8, test=8
 )
+
+SERIES = series_of("adding")
+VALUES = dict(zip(SERIES, (0.1, 0.2, 0.3), strict=True))
 
 
 def carry_out(out, setting=TINY, seeds=range(3)):
@@ -111,7 +115,7 @@ def test_a_run_needs_no_weights_to_end_where_every_epoch_is_tested(tmp_path, mon
     def diverge(trainer, group, values, seconds):
         for place, run in enumerate(group.rows):
             if group.epoch == 1 and run < diverged:
-                values[place] = [math.nan] * len(values[place])
+                values[place] = dict.fromkeys(values[place], math.nan)
         return original(trainer, group, values, seconds)
 
     monkeypatch.setattr(loop, "finish_epoch", diverge)
@@ -131,7 +135,7 @@ def test_fewer_epochs_than_recorded_are_no_reason_to_start_again(tmp_path, monke
     setting = Setting("translation", hidden=(4,), batch=4, epochs=3)
     lose_the_weights_after_the_last_epoch(tmp_path, setting, monkeypatch)
     monkeypatch.setattr(loop, "train", None)
-    assert {len(curves) for *_, curves in carry_out(tmp_path, replace(setting, epochs=2)).values()} == {3}
+    assert {epochs for *_, epochs in carry_out(tmp_path, replace(setting, epochs=2)).values()} == {3}
 
 
 def test_where_epochs_are_not_tested_a_run_without_weights_starts_again(tmp_path, monkeypatch, capsys):
@@ -145,7 +149,7 @@ def test_a_diverged_run_is_recorded(tmp_path):
     story = carry_out(tmp_path, replace(TINY, lr=1e38, module_rate="1e38"))
     assert {state for state, *_ in story.values()} == {"diverged"}
     study = Records(tmp_path).studies()[0]
-    assert all(math.isnan(run.curves[-1][0]) or math.isinf(run.curves[-1][0]) for run in study.runs)
+    assert not any(math.isfinite(run.curves["train_loss"][-1]) for run in study.runs)
 
 
 def test_first_epoch_under_each_threshold():
@@ -157,7 +161,7 @@ def test_recorded_first_epochs_follow_from_the_recorded_losses(tmp_path):
     carry_out(tmp_path, replace(TINY, epochs=6, lr=0.05))
     for study in Records(tmp_path).studies():
         for run in study.runs:
-            assert list(run.first_under) == first_under([v[1] for v in run.curves], study.thresholds)
+            assert list(run.first_under) == first_under(run.curves["valid_loss"], study.thresholds)
 
 
 def test_provenance_is_kept(tmp_path):
@@ -187,7 +191,8 @@ def test_numbers_survive_packing():
     values = (0.1, math.inf, 3e-40, -2.0)
     exact = tuple(torch.tensor(values).tolist())
     assert unpack(pack(values)) == exact
-    assert unpack_curves(pack_curves([values, values[::-1], values]), 4) == (exact, exact[::-1], exact)
+    curves = {"train_loss": exact, "valid_loss": exact[::-1], "valid_accuracy": exact}
+    assert unpack_curves(pack_curves(curves), list(curves)) == curves
     assert math.isnan(unpack(pack([math.nan]))[0])
 
 
@@ -221,10 +226,10 @@ def test_records_of_a_newer_version_are_refused(tmp_path):
 def write_some(out):
     """Two epochs by a process that is still at work."""
     opened = Records(out, write=True)
-    study = opened.open_study(TINY, ["train_loss", "valid_loss", "valid_accuracy"])
+    study = opened.open_study(TINY, SERIES)
     opened.begin(study, [0], 0, opened.open_session("cpu", "plain"))
     for epoch in (1, 2):
-        opened.write_epoch(study, epoch, {0: [0.1, 0.2, 0.3]}, {0: "running"}, {0: 1}, 1.0)
+        opened.write_epoch(study, epoch, {0: VALUES}, {0: "running"}, {0: 1}, 1.0)
     return opened
 
 
@@ -259,7 +264,7 @@ def test_every_epoch_is_in_the_file_itself(tmp_path):
     shutil.copy(opened.path, tmp_path / "b")
     assert told(tmp_path / "b") == told(tmp_path / "a")
     (run,) = told(tmp_path / "b").values()
-    assert len(run[-1]) == 2
+    assert run[-1] == 2
     opened.close()
 
 
@@ -273,11 +278,11 @@ def test_writers_that_close_at_the_same_moment_leave_one_file(tmp_path, monkeypa
 
 def test_a_full_study_is_compact(tmp_path):
     opened = Records(tmp_path, write=True)
-    study = opened.open_study(TINY, ["train_loss", "valid_loss", "valid_accuracy"])
+    study = opened.open_study(TINY, SERIES)
     session = opened.open_session("cpu", "plain")
     seeds = range(51)
     opened.begin(study, seeds, 0, session)
-    values, states, best = {s: [0.1, 0.2, 0.3] for s in seeds}, dict.fromkeys(seeds, "spent"), dict.fromkeys(seeds, 1)
+    values, states, best = dict.fromkeys(seeds, VALUES), dict.fromkeys(seeds, "spent"), dict.fromkeys(seeds, 1)
     for epoch in range(1, 101):
         opened.write_epoch(study, epoch, values, states, best, 1.0)
     opened.close()
@@ -286,11 +291,11 @@ def test_a_full_study_is_compact(tmp_path):
 
 def test_merged_records_take_less_room_and_lose_nothing(tmp_path):
     opened = Records(tmp_path / "rows", write=True)
-    study = opened.open_study(TINY, ["train_loss", "valid_loss", "valid_accuracy"])
+    study = opened.open_study(TINY, SERIES)
     opened.begin(study, range(51), 0, opened.open_session("cpu", "plain"))
     for epoch in range(1, 101):
         losses = (1 + torch.rand(51, 2)) * 0.9**epoch  # like real ones: much the same size, and noise
-        values = {seed: [*of_run, 1.0] for seed, of_run in enumerate(losses.tolist())}
+        values = {seed: dict(zip(SERIES, [*of_run, 1.0], strict=True)) for seed, of_run in enumerate(losses.tolist())}
         states, best = dict.fromkeys(values, "spent"), dict.fromkeys(values, epoch)
         opened.write_epoch(study, epoch, values, states, best, 1.0)
     opened.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
-from lab.made_studies import made, record, series_of
+from lab.made_studies import made, record
 
 from deepmemory.lab import paper
 from deepmemory.lab.report import write_report
@@ -59,29 +59,45 @@ def line_of(study, table=None):
 # --- numbers --------------------------------------------------------------------------------------
 
 
-CURVES = (  # loss, perplexity, accuracy: train, valid, test
-    (1.5, 1.4, 1.3, 5.0, 4.0, 4.5, 0.7, 0.6, 0.5),
-    (1.2, 1.3, 1.6, 4.0, 4.1, 4.4, 0.8, 0.7, 0.4),
-    (1.1, math.nan, 1.2, 3.0, math.inf, 4.0, 0.9, 0.5, 0.6),
-    (0.9, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0),  # after the paper has stopped
-)
+CURVES = {  # the last epoch comes after the paper has stopped
+    "train_loss": (1.5, 1.2, 1.1, 0.9),
+    "valid_loss": (1.4, 1.3, math.nan, 1.0),
+    "test_loss": (1.3, 1.6, 1.2, 1.0),
+    "train_perplexity": (5.0, 4.0, 3.0, 2.0),
+    "valid_perplexity": (4.0, 4.1, math.inf, 2.0),
+    "test_perplexity": (4.5, 4.4, 4.0, 2.0),
+    "train_accuracy": (0.7, 0.8, 0.9, 1.0),
+    "valid_accuracy": (0.6, 0.7, 0.5, 1.0),
+    "test_accuracy": (0.5, 0.4, 0.6, 1.0),
+}
+
+
+def with_first_epoch(study, **values):
+    """The same study with other values in the first epoch of its first run."""
+    run = study.runs[0]
+    curves = {name: (values.get(name, curve[0]), *curve[1:]) for name, curve in run.curves.items()}
+    return replace(study, runs=(replace(run, curves=curves), *study.runs[1:]))
+
+
+def cut(run, epochs, state):
+    """The run as it was after so many epochs."""
+    return replace(run, curves={name: curve[:epochs] for name, curve in run.curves.items()}, state=state)
 
 
 def test_a_score_is_taken_at_the_epoch_that_is_best_on_validation():
     study = made(paper.setting("translation", "dmu", 1), [6.0])
     run = replace(study.runs[0], curves=CURVES)
-    assert scores(run, study.series, "loss", 3, by="loss") == (1.2, 1.3, 1.6)
-    assert scores(run, study.series, "perplexity", 3, by="perplexity") == (5.0, 4.0, 4.5)
-    assert scores(run, study.series, "accuracy", 3, by="accuracy") == (0.8, 0.7, 0.4)
-    assert scores(run, study.series, "perplexity", 3, by="accuracy") == (4.0, 4.1, 4.4)
+    assert scores(run, "loss", 3, by="loss") == (1.2, 1.3, 1.6)
+    assert scores(run, "perplexity", 3, by="perplexity") == (5.0, 4.0, 4.5)
+    assert scores(run, "accuracy", 3, by="accuracy") == (0.8, 0.7, 0.4)
+    assert scores(run, "perplexity", 3, by="accuracy") == (4.0, 4.1, 4.4)
 
 
 def test_perplexities_of_translation_are_those_of_the_most_accurate_epoch():
     study = made(paper.setting("translation", "dmu", 1), [6.0])
-    good, end = study.runs[0].curves[-2:]
-    early = (*end[:3], 5.0, 5.0, 5.0, *end[6:])  # a better perplexity, but not as accurate
-    study = replace(study, runs=(replace(study.runs[0], curves=(early, *study.runs[0].curves[1:])),))
-    assert line_of(study).outcome.test.mean == good[5] == 6.0
+    better = dict.fromkeys(("train_perplexity", "valid_perplexity", "test_perplexity"), 5.0)
+    study = with_first_epoch(study, **better)  # but not as accurate
+    assert line_of(study).outcome.test.mean == 6.0
     text = to_markdown(document(accounts([study]), SESSIONS, "dmu report"))
     paper_and_ours = "| DMU, depth 1, Spanish | 6.04 ± 0.14 | 5.00 | 6.00 | 7.24 ± 0.17 | 9.09 |"
     assert paper_and_ours in text.split("### Which epoch")[1]
@@ -89,8 +105,8 @@ def test_perplexities_of_translation_are_those_of_the_most_accurate_epoch():
 
 def test_perplexities_of_language_are_those_of_the_epoch_with_the_lowest_loss():
     study = made(paper.setting("natlang", "dmu", 1), [106.0])
-    early = (*study.runs[0].curves[0][:3], 100.0, 100.0, 100.0)  # a better perplexity at a higher loss
-    study = replace(study, runs=(replace(study.runs[0], curves=(early, *study.runs[0].curves[1:])),))
+    better = dict.fromkeys(("train_perplexity", "valid_perplexity", "test_perplexity"), 100.0)
+    study = with_first_epoch(study, **better)  # at a higher loss
     assert line_of(study).outcome.test.mean == 106.0
 
 
@@ -206,12 +222,12 @@ def test_a_longer_study_is_cut_where_the_paper_stops():
 
 def test_unfinished_runs_are_left_out_until_they_are_done():
     study = made(paper.setting("natlang", "dmu", 1), [106.0, 107.0])
-    short = replace(study.runs[1], curves=study.runs[1].curves[:5], state="running")
+    short = cut(study.runs[1], 5, "running")
     line = line_of(replace(study, runs=(study.runs[0], short)))
     assert (line.outcome.runs, line.outcome.training, line.outcome.test.mean) == (1, 1, 106.0)
     assert runs_in_words(line.outcome) == "1, 1 unfinished"
     diverged = replace(short, state="diverged")
-    first = replace(study.runs[0], curves=study.runs[0].curves[:5], state="running")
+    first = cut(study.runs[0], 5, "running")
     assert not trained(replace(study, runs=(first, diverged))).is_papers
 
 
@@ -230,9 +246,8 @@ def test_a_rate_is_the_best_in_what_its_table_is_about():
     base = paper.setting("translation", "dmu-c", 1)
     accurate, likely = made(base, [6.2]), made(replace(base, lr=0.0025), [6.1])
     (run,) = likely.runs  # its perplexity is the lower one; its accuracy becomes lower too
-    curves = [(*epoch[:-3], 0.9, 0.07, 0.07) for epoch in run.curves]
-    assert likely.series[-2:] == ("valid_accuracy", "test_accuracy")
-    likely = replace(likely, runs=(replace(run, curves=tuple(curves)),))
+    lower = dict.fromkeys(("valid_accuracy", "test_accuracy"), (0.07,) * run.epochs)
+    likely = replace(likely, runs=(replace(run, curves=run.curves | lower),))
     for studies in ([accurate, likely], [likely, accurate]):
         (account,) = found = accounts(studies)
         assert account.chosen[Place("translation", "dmu-c", 1, "spanish")].study.setting.lr == base.lr
@@ -525,14 +540,6 @@ def test_the_summary_has_a_line_for_each_task_and_language():
         "| Music | loss | 3.598 (depth 1) | 3.598 (depth 1) | 3.551 (depth 2) | 3.551 (depth 2) |"
     )
     assert "| – | no data |" in rows[3]  # noqa: RUF001
-
-
-def test_series_are_the_trainers():
-    from deepmemory.lab.tasks import Translation
-    from deepmemory.lab.training.loop import Trainer
-
-    setting = paper.setting("translation", "dmu")
-    assert tuple(Trainer(setting, Translation, None, None, None, False).series) == series_of(setting)
 
 
 # --- rows that are not reproduced -------------------------------------------------------------------

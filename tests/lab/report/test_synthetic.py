@@ -16,19 +16,20 @@ from deepmemory.lab.report import write_report
 from deepmemory.lab.report.figures import STYLES, spread_out
 from deepmemory.lab.report.tables import compare_readings, counts_by_epoch, pictures, row, verdicts
 from deepmemory.lab.settings import CELLS, SYNTHETIC, THRESHOLDS, threshold_label
-
-SERIES = ["train_loss", "valid_loss", "valid_accuracy"]
+from deepmemory.lab.tasks import series_of
 
 
 def record(out, setting, losses_of_runs):
     """A study as if it had been trained: one list of validation losses per run."""
     records = Records(out, write=True)
-    study = records.open_study(setting, SERIES)
+    study = records.open_study(setting, series_of(setting.task))
     session = records.open_session("cpu", "plain")
     records.begin(study, range(len(losses_of_runs)), 0, session)
     for epoch in range(1, max(map(len, losses_of_runs)) + 1):
         values = {
-            seed: [1.0, losses[epoch - 1], 0.5] for seed, losses in enumerate(losses_of_runs) if epoch <= len(losses)
+            seed: {"train_loss": 1.0, "valid_loss": losses[epoch - 1], "valid_accuracy": 0.5}
+            for seed, losses in enumerate(losses_of_runs)
+            if epoch <= len(losses)
         }
         records.write_epoch(study, epoch, values, dict.fromkeys(values, "spent"), dict.fromkeys(values, epoch), 1.0)
     records.close()
@@ -130,8 +131,8 @@ def test_patience_changes_no_count(recorded):
     """Runs cut at their first epoch under the last threshold give the same figures."""
     for study in Records(recorded).studies():
         for run in study.runs:
-            stop = run.first_under[-1] or len(run.curves)
-            assert first_under([v[1] for v in run.curves[:stop]], THRESHOLDS) == list(run.first_under)
+            stop = run.first_under[-1] or run.epochs
+            assert first_under(run.curves["valid_loss"][:stop], THRESHOLDS) == list(run.first_under)
 
 
 def test_the_markdown_page_says_what_was_seen_and_what_was_not_run(recorded):
@@ -243,7 +244,7 @@ def test_the_page_in_a_browser(recorded, tmp_path):
     for picture in pictures(studies):
         for cell, study in picture.studies.items():
             for index, threshold in enumerate(THRESHOLDS):
-                under = sum(min((v[1] for v in run.curves), default=1) < threshold for run in study.runs)
+                under = sum(min(run.curves["valid_loss"], default=1) < threshold for run in study.runs)
                 expected[picture.name, cell, threshold_label(threshold)] = under
                 assert row(study).under[index] == under
     assert shown.counts == expected

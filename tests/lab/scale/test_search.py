@@ -145,7 +145,7 @@ def losing(monkeypatch, losses):
 
     def finish(trainer, group, values, seconds):
         loss = losses(trainer.setting.lr)
-        return original(trainer, group, [[one[0], loss, *one[2:]] for one in values], seconds)
+        return original(trainer, group, [one | {"valid_loss": loss} for one in values], seconds)
 
     monkeypatch.setattr(loop, "finish_epoch", finish)
 

@@ -34,7 +34,7 @@ def curves(out):
     opened = Records(out)
     (study,) = opened.studies()
     opened.close()
-    return [value for run in study.runs for values in run.curves for value in values]
+    return [value for run in study.runs for values in run.curves.values() for value in values]
 
 
 def weights(out):

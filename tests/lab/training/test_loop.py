@@ -32,7 +32,7 @@ def test_a_run_beside_50_others_follows_the_run_alone_for_100_steps():
     _, beside, among = train_all(setting, range(51))
     _, single, alone = train_all(setting, [17])
     for one, all_ in zip(alone, among, strict=True):
-        torch.testing.assert_close(torch.tensor(all_.values[17]), torch.tensor(one.values[17]), rtol=1e-4, atol=1e-6)
+        assert all_.values[17] == pytest.approx(one.values[17], rel=1e-4, abs=1e-6)
     for name, weight in single.weights.items():
         torch.testing.assert_close(beside.weights[name][17], weight[0], rtol=1e-3, atol=1e-5)
 
@@ -57,7 +57,7 @@ def test_a_run_equals_an_ordinary_training_loop(cell):
         loss.backward()
         adam.step()
         losses.append(loss.item())
-    assert epoch.values[4][0] == pytest.approx(sum(losses) / 30, rel=1e-4)
+    assert epoch.values[4]["train_loss"] == pytest.approx(sum(losses) / 30, rel=1e-4)
     for name, weight in network.named_parameters():
         torch.testing.assert_close(group.weights[name][1], weight, rtol=1e-3, atol=1e-5)
 
@@ -69,9 +69,9 @@ def test_every_task_trains_with_every_cell(task, cell):
     small = {"steps": 2, "epochs": 1, "validation": 10, "test": 10}
     setting = replace(paper.setting(task, cell), min_length=short, max_length=long, **small)
     trainer, group, (epoch,) = train_all(setting, [0, 1])
-    assert all(math.isfinite(value) for values in epoch.values.values() for value in values)
-    assert trainer.series == ["train_loss", "valid_loss", "valid_accuracy"]
-    assert len(loop.test(trainer, group)[0]) == 2
+    assert all(math.isfinite(value) for values in epoch.values.values() for value in values.values())
+    assert list(epoch.values[0]) == ["train_loss", "valid_loss", "valid_accuracy"]
+    assert loop.test(trainer, group)[0].keys() == {"loss", "accuracy"}
 
 
 def test_learning_rates():
@@ -99,7 +99,7 @@ def test_a_diverging_run_disturbs_no_other():
         group.weights["output.weight"][1] = math.nan
     epochs = list(loop.train(trainer, group))
     assert group.state == [RUNNING, DIVERGED, RUNNING]
-    assert math.isnan(epochs[0].values[1][1])
+    assert math.isnan(epochs[0].values[1]["valid_loss"])
     assert all(1 not in epoch.values for epoch in epochs[1:])
     assert group.rows == [0, 2]  # and it stopped costing anything
     assert loop.test(trainer, group)[1] is None
@@ -112,14 +112,14 @@ def test_early_stop_best_weights_and_dropping():
     trainer = make_trainer(setting, CPU)
     group = fresh_group(trainer, [10, 11, 12, 13])
     before = {name: weight.detach().clone() for name, weight in group.weights.items()}
-    other, under = [1.0, 0.5, 0.0], [1.0, 1e-4, 0.0]
+    other, under = {"train_loss": 1.0, "valid_loss": 0.5}, {"train_loss": 1.0, "valid_loss": 1e-4}
     finish_epoch(trainer, group, [under, other, under, under], 0.0)
     assert group.state == [RUNNING] * 4
     with torch.no_grad():
         for weight in group.weights.values():
             weight += 1
-    worse = [1.0, 2e-4, 0.0]
-    epoch = finish_epoch(trainer, group, [worse, [1.0, 0.4, 0.0], other, worse], 0.0)
+    worse, better = {"train_loss": 1.0, "valid_loss": 2e-4}, {"train_loss": 1.0, "valid_loss": 0.4}
+    epoch = finish_epoch(trainer, group, [worse, better, other, worse], 0.0)
     assert group.state == [REACHED, RUNNING, RUNNING, REACHED]
     assert group.under == [2, 0, 0, 2]
     assert group.best_epoch == [1, 2, 1, 1]

@@ -1,4 +1,4 @@
-"""Run by test_processes.py in each of two processes: trains every task on made data, the first process tells."""
+"""Run by test_distributed.py in each of two processes: trains every task on made data, the first process tells."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def trained(task, devices):
     trainer = loop.make_trainer(small(task, batch=5), Machine("cpu", engine="plain", devices=devices))
     group = loop.fresh_group(trainer, SEEDS)
     epochs = [epoch.values for epoch in loop.train(trainer, group)]
-    return trainer, [[values[seed] for seed in SEEDS] for values in epochs]
+    return trainer, [[list(values[seed].values()) for seed in SEEDS] for values in epochs]
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def recorded(path):
 def test_the_best_run_has_the_lowest_validation_loss(adding):
     model = load_model(adding)
     runs = recorded(adding)
-    best = {seed: min(values[1] for values in run.curves) for seed, run in runs.items()}
+    best = {seed: min(run.curves["valid_loss"]) for seed, run in runs.items()}
     assert model.seed == min(best, key=best.get)
     assert model.setting == small()
     assert load_model(adding.parent).seed == model.seed  # the folder of all checkpoints
@@ -51,7 +51,7 @@ def test_a_run_measures_what_was_recorded_of_its_best_weights(task, tmp_path, mo
         assert not model.network.training
         weights = {name: weight[None] for name, weight in model.network.state_dict().items()}
         measured = loop.evaluate(trainer, weights, random_streams.TEST, [seed])[0]
-        assert_close(measured.float(), torch.tensor(run.test))
+        assert_close(measured.float(), torch.tensor(list(run.test.values())))
 
 
 def test_runs_in_several_files(tmp_path):

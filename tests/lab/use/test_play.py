@@ -255,7 +255,7 @@ class TestTraining:
         _, epochs, _ = follow(one, lambda told, _: told["state"] != "running")
         trainer = loop.make_trainer(wishes.training_wish(TRAINING).setting("dmu"), Machine("cpu"))
         alone = loop.train(trainer, loop.fresh_group(trainer, [1]))
-        assert [e["losses"]["1"] for e in epochs] == pytest.approx([e.values[1][1] for e in alone], rel=1e-4)
+        assert [e["losses"]["1"] for e in epochs] == pytest.approx([e.values[1]["valid_loss"] for e in alone], rel=1e-4)
 
     def test_stop(self, serving):
         one = serving()

@@ -146,7 +146,7 @@ class Live:
                 told = {
                     "cell": cell,
                     "epoch": epoch.number,
-                    "losses": {seed: finite(values[1]) for seed, values in epoch.values.items()},
+                    "losses": {seed: finite(values["valid_loss"]) for seed, values in epoch.values.items()},
                 }
                 seen = watched.gates(group) if cell == "dmu" and watched is not None else None
                 self.change(course, told, seen)
