@@ -6,9 +6,10 @@ from pathlib import Path
 
 from deepmemory.lab.bench import speed
 from deepmemory.lab.records.database import Records
-from deepmemory.lab.report import markdown, real
-from deepmemory.lab.report.scores import accounts
-from deepmemory.lab.report.tables import pictures
+from deepmemory.lab.report.render import markdown
+from deepmemory.lab.report.results.synthetic import synthetic_results
+from deepmemory.lab.report.results.tables import real_results
+from deepmemory.lab.report.sections import real, synthetic
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,7 +24,9 @@ def tables() -> dict[str, str]:
     records = Records(ROOT / "docs" / "reproduction")
     studies = records.studies()
     records.close()
-    made["paper synthetic"], made["paper real"] = markdown.summary(pictures(studies)), real.summary(accounts(studies))
+    unchanged = [one for one in synthetic_results(studies) if not one.changes]
+    made["paper synthetic"] = markdown.show(synthetic.summary_table(unchanged))
+    made["paper real"] = markdown.show(real.summary_table(real_results(studies)))
     return made
 
 

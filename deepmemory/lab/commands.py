@@ -219,8 +219,7 @@ def train(
 
 def report(out: Path, to: Path | None, as_json: bool, tasks: Sequence[str] = TASKS) -> None:
     """Write pages and figures and say what they say."""
-    from deepmemory.lab.report import write_report
-    from deepmemory.lab.report.text import print_report
+    from deepmemory.lab.report import print_report, write_report
 
     if (out / "sweeps.sqlite").exists():
         report_sweeps(out, to, as_json)
@@ -229,9 +228,9 @@ def report(out: Path, to: Path | None, as_json: bool, tasks: Sequence[str] = TAS
     written = write_report(out, to)
     if as_json:
         places = {"page": str(written.page), "markdown": str(written.markdown)}
-        print(json.dumps({"event": "report", **places, "pictures": written.as_data()}))
+        print(json.dumps({"event": "report", **places, "tasks": written.data}))
     else:
-        print_report([picture for picture in written.pictures if picture.task in tasks])
+        print_report(written, tasks)
         print(f"page: {written.page.resolve()}")
 
 

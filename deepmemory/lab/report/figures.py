@@ -33,7 +33,7 @@ STYLES: dict[str, dict[str, Any]] = {
 FURTHER_COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#000000")  # of one cell at further rates
 FORMATS = ("svg", "png", "pdf")
 MOST_COLUMNS = 4  # of panels
-MOST_POINTS = 100  # of a learning curve: more would be closer than a line is wide
+MOST_POINTS = 64  # of a learning curve: more would be closer than a line is wide
 LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 4}
 
 
@@ -280,4 +280,6 @@ def compact(svg: bytes) -> bytes:
         return re.sub(rb"\d+\.\d+", lambda found: b"%.1f" % float(found[0]), attribute[0])
 
     svg = re.sub(rb'<!--.*?-->|(?<=<g) id="[^"]*"', b"", svg, flags=re.DOTALL)
-    return re.sub(rb"\s*\n\s*", b"\n", re.sub(rb' (d|x|y)="[^"]*"', shorter, svg))
+    svg = re.sub(rb' (?:d|x|y)="[^"]*"|translate\([^)]*\)', shorter, svg)
+    svg = re.sub(rb'style="[^"]*"', lambda style: re.sub(rb"(?<=[:;]) ", b"", style[0]), svg)
+    return re.sub(rb"\s*\n\s*", b"\n", svg)

@@ -599,7 +599,7 @@ def sweeps_in(storage: str) -> list[optuna.Study]:
 def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:
     """One page with a picture and a table for each search, and each picture as a file."""
     from deepmemory.lab.report import figures
-    from deepmemory.lab.report.page import STYLE
+    from deepmemory.lab.report.render.html import STYLE
 
     parts = []
     for study in studies:

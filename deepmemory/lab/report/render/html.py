@@ -15,23 +15,27 @@ STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 76rem; margin: 2rem auto; padding: 0 1rem;
   overflow-wrap: break-word; }
-h1 { font-size: 1.7rem; margin-top: 3rem; } h2 { font-size: 1.3rem; margin-top: 2.5rem; } h3 { font-size: 1.05rem; }
+h1 { font-size: 1.7rem; } h2 { font-size: 1.5rem; margin-top: 3.5rem; } h3 { font-size: 1.25rem; margin-top: 2.5rem; }
+h4 { font-size: 1.05rem; }
 nav > ul { padding: 0; list-style: none; columns: 20rem; } nav ul ul { padding-left: 1.2rem; }
 nav li { break-inside: avoid-column; }
-p, ul { max-width: 56rem; }
-figure { margin: 1rem 0; } figure img { width: 100%; max-width: 62rem; height: auto; }
-figcaption { color: #555; font-size: .9rem; max-width: 56rem; }
-.table, pre { overflow-x: auto; margin: 1rem 0; }
+p, ul, figcaption { max-width: 56rem; }
+figure { margin: 1rem 0; } figure img { width: 100%; max-width: 62rem; min-width: 36rem; height: auto; }
+figcaption { color: #555; font-size: .9rem; }
+.wide, pre { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; font-size: .92rem; }
 th, td { border-bottom: 1px solid #ccc; padding: .3rem .7rem; text-align: left; vertical-align: top; min-width: 3rem; }
-td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; } td.number { white-space: nowrap; }
+td.long { min-width: 14rem; }
 td.good::before { content: "✓ "; } td.bad::before { content: "✗ "; } td.open::before { content: "· "; }
+td.good, td.bad, td.open { min-width: 6.5rem; }
 td.good { color: #005a3c; } td.bad { color: #9a3b00; font-weight: 600; } td.open { color: #555; }
 code { font-size: .9em; }
 details { margin: 1rem 0; } summary { cursor: pointer; color: #0a4b78; }
 @media (max-width: 40rem) { body { margin: 1rem auto; } th, td { padding: .3rem .4rem; } }
-@media print { body { max-width: none; margin: 0; } nav { display: none; } h2 { break-before: page; } }
+@media print { body { max-width: none; margin: 0; } nav { display: none; } h3 { break-before: page; } }
 """
+LONG = 40  # characters in a cell that get more room
 
 
 def render(title: str, pages: Sequence[Page], figures: Mapping[str, bytes], data: Any = None) -> str:
@@ -51,6 +55,7 @@ def render(title: str, pages: Sequence[Page], figures: Mapping[str, bytes], data
 <style>{STYLE}</style>
 </head>
 <body>
+<h1>{escape(title)}</h1>
 <nav aria-label="Contents"><ul>{"".join(map(contents, pages))}</ul></nav>
 {content}
 {script}</body>
@@ -75,9 +80,9 @@ def anchor(page: Page, number: int) -> str:
 
 def part(page: Page, figures: Mapping[str, bytes]) -> str:
     """One page within the document."""
-    lines = [f'<h1 id="{escape(page.name)}">{inline(page.title)}</h1>']
+    lines = [f'<h2 id="{escape(page.name)}">{inline(page.title)}</h2>']
     for number, section in enumerate(page.sections):
-        head = f"<h2>{inline(section.title)}</h2>" if section.title else ""
+        head = f"<h3>{inline(section.title)}</h3>" if section.title else ""
         blocks = "\n".join(show(block, figures) for block in section.blocks)
         lines.append(f'<section id="{anchor(page, number)}">\n{head}\n{blocks}\n</section>')
     return "\n".join(lines)
@@ -87,7 +92,7 @@ def show(block: Block, figures: Mapping[str, bytes]) -> str:
     """One block."""
     match block:
         case Heading(text):
-            return f"<h3>{inline(text)}</h3>"
+            return f"<h4>{inline(text)}</h4>"
         case Text(text):
             return f"<p>{inline(text)}</p>"
         case Items(texts):
@@ -96,19 +101,17 @@ def show(block: Block, figures: Mapping[str, bytes]) -> str:
             return f'<pre tabindex="0"><code>{escape(chr(10).join(lines))}</code></pre>'
         case Image(name, caption):
             source = b64encode(figures[name]).decode()
-            return (
-                f'<figure><img alt="{escape(caption)}" src="data:image/svg+xml;base64,{source}">'
-                f"<figcaption>{inline(caption)}</figcaption></figure>"
-            )
+            image = f'<img alt="{escape(caption)}" src="data:image/svg+xml;base64,{source}">'
+            return f'<figure><div class="wide">{image}</div><figcaption>{inline(caption)}</figcaption></figure>'
         case Table(columns):
-            head = "".join(f"<th{kind(column.numeric)}>{inline(column.title)}</th>" for column in columns)
+            head = "".join(cell(column.title, column.numeric, "th") for column in columns)
             body = "".join(
                 f"<tr>{''.join(cell(of, column.numeric) for of, column in zip(row, columns, strict=True))}</tr>"
                 for row in block.rows
             )
             # Its own box scrolls where a table is wider than the screen; the keyboard reaches the box.
             return (
-                f'<div class="table" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+                f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
                 f"<tbody>{body}</tbody></table></div>"
             )
         case Details(summary, blocks):
@@ -116,17 +119,13 @@ def show(block: Block, figures: Mapping[str, bytes]) -> str:
             return f"<details><summary>{inline(summary)}</summary>\n{inside}\n</details>"
 
 
-def cell(of: Cell, numeric: bool) -> str:
-    """One cell of a table."""
+def cell(of: Cell, numeric: bool, tag: str = "td") -> str:
+    """One cell of a table: a number, a mark in colour, or words, with room for long ones."""
     if isinstance(of, Mark):
-        name = {True: "good", False: "bad", None: "open"}[of.good]
-        return f'<td class="{name}">{inline(of.text)}</td>' if of.text else "<td></td>"
-    return f"<td{kind(numeric)}>{inline(of)}</td>"
-
-
-def kind(numeric: bool) -> str:
-    """The class of a column's cells."""
-    return ' class="number"' if numeric else ""
+        kind, text = {True: "good", False: "bad", None: "open" if of.text else ""}[of.good], of.text
+    else:
+        kind, text = "number" if numeric else "long" if len(of) > LONG else "", of
+    return f'<{tag} class="{kind}">{inline(text)}</{tag}>' if kind else f"<{tag}>{inline(text)}</{tag}>"
 
 
 def inline(text: str) -> str:

@@ -22,20 +22,21 @@ def show(pages: Iterable[Page], tasks: Collection[str]) -> None:
         shown = [one for block in section.blocks if (one := renderable(block)) is not None]
         if any(isinstance(block, Table) for block in section.blocks):
             console.print(styled(section.title, "bold underline"))
-            console.print(*shown, sep="\n", end="\n\n")
+            for one in shown:
+                console.print(one, end="\n\n")
 
 
 def renderable(block: Block) -> Any:
     """A block as rich prints it; None where a terminal leaves it out."""
     match block:
         case Heading(text):
-            return styled(f"\n{text}", "bold")
+            return styled(text, "bold")
         case Text(text):
             return styled(text)
         case Items(texts):
             return styled("\n".join(f"- {text}" for text in texts))
         case Table(columns):
-            table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+            table = RichTable(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
             brief = [place for place, column in enumerate(columns) if column.brief]
             for place in brief:
                 column = columns[place]

@@ -8,7 +8,7 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from deepmemory.lab import paper
-from deepmemory.lab.paper import Spread, TableClaim
+from deepmemory.lab.paper import Claim, Spread, TableClaim
 from deepmemory.lab.report import words
 from deepmemory.lab.report.results import tables
 from deepmemory.lab.report.results.claims import Rule, Verdict
@@ -83,9 +83,9 @@ def table_verdicts(results: Sequence[RealResults]) -> list[Verdict]:
     return [judge(claim, our_scores(claim.tables, results)) for claim in claims]
 
 
-def tasks_of(claim: TableClaim) -> set[str]:
-    """The tasks that a statement is about."""
-    return {tables.task_of_table(name) for name in claim.tables}
+def tasks_of(claim: Claim | TableClaim) -> set[str]:
+    """The tasks that a statement about tables is about."""
+    return {tables.task_of_table(name) for name in claim.tables} if isinstance(claim, TableClaim) else set()
 
 
 def judge(claim: TableClaim, ours: Scores) -> Verdict:

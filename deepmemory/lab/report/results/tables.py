@@ -138,9 +138,9 @@ class StudyResult:
         tests = tuple(test for *_, test in at_best)
         finite = [place for place, test in enumerate(tests) if math.isfinite(test)]
         best = best_of(measure)(finite, key=lambda place: tests[place]) if finite else 0
-        spreads = [spread(values, best) for values in zip(*at_best, strict=True)]
+        train, valid, test = (spread(values, best) for values in zip(*at_best, strict=True))
         diverged = sum(run.state == DIVERGED for run in runs)
-        return Scores(*spreads, tests, diverged, len(self.begun) - len(runs))
+        return Scores(train, valid, test, tests, diverged, len(self.begun) - len(runs))
 
     def final_validation(self, measure: str) -> Spread:
         """Validation scores after the last of the paper's epochs."""

@@ -26,6 +26,7 @@ from deepmemory.lab.report.blocks import (
 )
 from deepmemory.lab.report.results import table_claims, tables
 from deepmemory.lab.report.results.claims import Verdict, rules_in_words
+from deepmemory.lab.report.results.table_claims import tasks_of
 from deepmemory.lab.report.results.tables import RealResults, ResultTable, StudyResult, TableRow
 from deepmemory.lab.report.sections import shared
 from deepmemory.lab.report.sections.readings import readings_section, runs_text
@@ -48,7 +49,7 @@ def real_page(
 ) -> Page:
     """Tables, claims and readings; ``command`` is what writes the page, ``loops`` are times of Python loops by key."""
     verdicts = table_claims.table_verdicts(results)
-    overall = [v for v in verdicts if len(tasks_of(v)) > 1]
+    overall = [v for v in verdicts if len(tasks_of(v.claim)) > 1]
     judged: list[Block] = [Text(JUDGED), Items(rules_in_words(table_claims.RULES, paper.TABLE_CLAIMS))]
     sections = [
         Section("", introduction(results, verdicts)),
@@ -60,11 +61,6 @@ def real_page(
         Section("Where the numbers come from", provenance(results, sessions, command, bool(loops))),
     ]
     return Page("real", "Real data: the paper and this reproduction", sections)
-
-
-def tasks_of(verdict: Verdict) -> set[str]:
-    """The tasks that a statement is about."""
-    return table_claims.tasks_of(verdict.claim) if isinstance(verdict.claim, paper.TableClaim) else set()
 
 
 def introduction(results: Sequence[RealResults], verdicts: Sequence[Verdict]) -> list[Block]:
@@ -79,7 +75,8 @@ def introduction(results: Sequence[RealResults], verdicts: Sequence[Verdict]) ->
         f"recipe for pixels, which are trained here for {paper.PIXEL_RECIPE['epochs']} epochs."
     )
     summary = [summary_table(results)] if any(one.chosen for one in results) else []
-    named = [(words.TITLES[min(tasks_of(v))] if len(tasks_of(v)) == 1 else "All tasks", v) for v in verdicts]
+    tasks = [(tasks_of(verdict.claim), verdict) for verdict in verdicts]
+    named = [(words.TITLES[min(of)] if len(of) == 1 else "All tasks", verdict) for of, verdict in tasks]
     return [Text(text), Text(agreement(results, verdicts)), *summary, *shared.differences(named, f" ({CHANCE})")]
 
 
@@ -113,7 +110,7 @@ def summary_table(results: Sequence[RealResults]) -> Table:
     """One line per task and dataset: the best depth of RHN and DMU, paper and ours, and how many rows agree."""
     verdicts, lines = table_claims.table_verdicts(results), []
     for one in results:
-        table, held = one.tables[0], shared.holding(v for v in verdicts if tasks_of(v) == {one.task})
+        table, held = one.tables[0], shared.holding(v for v in verdicts if tasks_of(v.claim) == {one.task})
         for dataset in dict.fromkeys(row.experiment.dataset for row in table.rows):
             of_data = [row for row in table.rows if row.experiment.dataset == dataset]
             best = []
@@ -145,7 +142,6 @@ def task_section(
 ) -> Section:
     """Figures, tables and statements of one task, then what was trained with other settings, then what was not run."""
     blocks = images(results, [one for one in results.studies if not one.drawn_with])
-    not_run: list[Block] = []
     for table in results.tables:
         run = [row for row in table.rows if row.result]
         missing = [row for row in table.rows if not row.result]
@@ -153,14 +149,15 @@ def task_section(
             blocks += [Heading(table.title), Text(table_text(table)), Table(row_columns(table), run)]
             blocks.append(Text(time_text([row.result for row in run if row.result], sessions, loops)))
         summary = f"{table.title}; {words.count(len(missing), 'row')} of the paper not run"
-        not_run += shared.folded(summary, Table(row_columns(table), missing))
-    blocks += shared.statements([v for v in verdicts if tasks_of(v) == {results.task}])
+        blocks += shared.folded(summary, Table(row_columns(table), missing))
+    blocks += shared.statements([v for v in verdicts if tasks_of(v.claim) == {results.task}])
     blocks += others_blocks(results) if results.others else []
     chosen = sorted(results.chosen.values(), key=lambda one: one.experiment.order)
     settings = {one.experiment.title: one.study.setting for one in chosen}
     blocks += [shared.settings_table(settings)] if settings else []
     blocks += [other_networks()] if results.task == "pixel-mnist" else []
-    return Section(words.TITLES[results.task], [*blocks, *not_run], (results.task,))
+    folded_last = sorted(blocks, key=lambda block: isinstance(block, Details))
+    return Section(words.TITLES[results.task], folded_last, (results.task,))
 
 
 def images(results: RealResults, studies: Sequence[StudyResult]) -> list[Block]:
@@ -205,7 +202,7 @@ def row_columns(table: ResultTable) -> list[Column]:
         return words.number(spread.best if spread else None, row.format)
 
     def usual(row: TableRow) -> str:
-        return words.number(row.usual_perplexity and tables.mean(row.usual_perplexity.test), row.format)
+        return words.number(tables.mean(row.usual_perplexity.test) if row.usual_perplexity else None, row.format)
 
     return [
         *([Column(dataset, lambda row: words.dataset_title(row.experiment.dataset))] if dataset else []),
