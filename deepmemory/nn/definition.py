@@ -122,7 +122,7 @@ class DeepMemory:
 
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
         """See :class:`Definition`."""
-        return Recurrence("dmu", self.activation, bias, reverse)
+        return Recurrence("dmu", self.activation, bias, reverse, self.residual)
 
     def state_sizes(self, hidden_size: int) -> tuple[int, ...]:
         """See :class:`Definition`."""

@@ -12,7 +12,7 @@ from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import DeepMemory
 from deepmemory.nn.recurrent import Recurrent, State
 from deepmemory.ops import plain
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 Transition = Sequence[int] | nn.Module | Sequence[nn.Module] | None
 
@@ -231,16 +231,16 @@ class DMU(Recurrent):
         exporting = torch.compiler.is_exporting()  # the loop of a graph sees its operands alone
         given = {**dict(transition.named_parameters()), **dict(transition.named_buffers())} if exporting else {}
 
-        def step(x_t: Tensor, state: State, weights: list[Tensor]) -> State:
+        def step(x_t: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
             (h,) = state
-            joined = torch.cat([x_t, h if mask is None else h * weights[-1]], -1)
-            weights_given = dict(zip(given, weights, strict=False))
+            joined = torch.cat([x_t, plain.seen(h, sequences)], -1)
+            weights_given = dict(zip(given, weights, strict=True))
             transformed = functional_call(transition, weights_given, (joined,)) if exporting else transition(joined)
             return (plain.memory_update(check_transformed("DMU", transformed, width), h),)
 
-        operands = [*given.values(), *([] if mask is None else [mask])]
+        sequences = Sequences(lengths, state_mask=mask)
         taken, inputs = plain.zoned_out(self._variation(), step, plain.without_padding(x, lengths), state)
-        return plain.iterate(taken, inputs, state, operands, lengths, reverse=bool(direction))
+        return plain.iterate(taken, inputs, state, list(given.values()), sequences, reverse=bool(direction))
 
 
 def check_listed(module: DMU | DMUCell) -> None:
@@ -365,9 +365,9 @@ class DMUCell(Cell):
             return super()._step(x, h)
         transition = self.transition
 
-        def step(x: Tensor, state: State, _: list[Tensor]) -> State:
+        def step(x: Tensor, state: State, *_: object) -> State:
             transformed = transition(torch.cat([x, *state], -1))
             return (plain.memory_update(check_transformed("DMUCell", transformed, self.hidden_size), *state),)
 
         taken, inputs = plain.zoned_out(self._variation(), step, x, (h,))
-        return taken(inputs, (h,), [])[0]
+        return taken(inputs, (h,), [], FULL_LENGTH)[0]

@@ -25,7 +25,7 @@ from deepmemory.nn.regularisation import (
 )
 from deepmemory.ops import engines
 from deepmemory.ops.fused import in_functorch
-from deepmemory.ops.recurrence import Variation
+from deepmemory.ops.recurrence import Sequences, Variation
 
 State = tuple[Tensor, ...]
 
@@ -39,7 +39,7 @@ class Recurrent(nn.Module):
 
     mode: str  # the kind of cell, by torch's name where it has one
     proj_size = 0  # an LSTM may have one
-    layer_norm = residual = False  # a DMU may have them
+    layer_norm = False  # a DMU may have it
 
     def __init__(
         self,
@@ -264,10 +264,10 @@ class Recurrent(nn.Module):
 
     def _variation(self) -> Variation | None:
         """What only the plain engine can do, where something of it was asked for."""
-        if not (self.zoneout or self.layer_norm or self.residual):
+        if not (self.zoneout or self.layer_norm):
             return None
         rates = zoneout_rates(self.zoneout, len(self.definition.state_sizes(1)))
-        return Variation(rates, self.training, self.layer_norm, self.residual)
+        return Variation(rates, self.training, self.layer_norm)
 
     def _run(
         self,
@@ -286,8 +286,8 @@ class Recurrent(nn.Module):
         weights = self._weights(layer, direction)
         if mask is not None:
             weights = with_mask(rec, weights, mask)
-        variation = self._variation()
-        return ops.scan(rec, x, state, weights, lengths, engine=engine, recompute=self.recompute, variation=variation)
+        options: dict[str, Any] = {"engine": engine, "recompute": self.recompute, "variation": self._variation()}
+        return ops.scan(rec, x, state, weights, Sequences(lengths), **options)
 
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
         """Raise if this batch, packed data where there are ``batch_sizes``, does not fit the weights."""

@@ -14,7 +14,7 @@ from tolerances import assert_close
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
 
-from deepmemory.ops import CELLS, Recurrence, engines, fused
+from deepmemory.ops import CELLS, Recurrence, Sequences, engines, fused
 
 
 def draw_lengths(on: str, most: int, *shape: int) -> Tensor:
@@ -53,8 +53,8 @@ class Spy:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def forward(self, rec, x, state, weights, lengths, save):
-        out = self.engine.forward(rec, x, state, weights, lengths, save)
+    def forward(self, rec, x, state, weights, sequences, save):
+        out = self.engine.forward(rec, x, state, weights, sequences, save)
         self.saves.append(save)
         self.traces.append(out[2].numel())
         return out
@@ -232,7 +232,7 @@ def operands(engine: str, cell: str, recompute: bool, runs: tuple[int, ...] = ()
     weights = [w.detach().expand(*runs, *w.shape).clone().requires_grad_() for w in layer.parameters()]
     x, lengths = draw(engine, *runs, 9, 4, 3).requires_grad_(), draw_lengths(engine, 7, *runs, 4)
     state = [draw(engine, *runs, 4, 40).requires_grad_() for _ in range(rec.states)]
-    return x, state, weights, lengths, *rec, engine, recompute, True
+    return x, state, weights, *Sequences(lengths), *rec, engine, recompute, True
 
 
 class TestOperators:
@@ -243,10 +243,11 @@ class TestOperators:
         torch.library.opcheck(fused.scan_op, args)
         with torch.no_grad():
             y, *final, trace = fused.scan_op(*args)
-        x, state, weights, lengths, *spec, _ = args
+        x, state, weights, *rest, _ = args
+        sequences, spec = rest[: fused.OF_SEQUENCES], rest[fused.OF_SEQUENCES :]
         needs = [True] * (1 + len(state) + len(weights))
         grads = torch.randn_like(y), [torch.randn_like(f) for f in final]
-        args = (*grads, x, state, weights, lengths, None if recompute else y, trace, *spec, needs)
+        args = (*grads, x, state, weights, *sequences, None if recompute else y, trace, *spec, needs)
         args = torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, args)
         torch.library.opcheck(fused.scan_backward_op, args)
 

@@ -18,7 +18,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 import deepmemory as dm
 from deepmemory import ops
-from deepmemory.ops import Recurrence, engines, fused
+from deepmemory.ops import Recurrence, Sequences, engines, fused
 
 
 def negative_view(t: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class TestShapes:
                 ops.scan(rec, x, (*right[:-1], wrong), weights, engine=engine)
         for wrong in (torch.ones(3), torch.ones(4), torch.ones(1, 4), torch.ones(4, dtype=torch.int32)):
             with pytest.raises(RuntimeError, match=f"{name}: lengths "):
-                ops.scan(rec, x, tuple(right), weights, wrong.to(x.device), engine=engine)
+                ops.scan(rec, x, tuple(right), weights, Sequences(wrong.to(x.device)), engine=engine)
 
 
 class TestMemory:
@@ -187,7 +187,7 @@ def operands(engine: str, cell: str = "lstm") -> dict:
     rec = layer.definition.recurrence(True)
     given = {"x": draw(engine, 6, 4, 3), "state": [draw(engine, 4, 5) for _ in range(rec.states)]}
     weights = [w.detach() for w in layer.parameters()]
-    return given | {"weights": weights, "lengths": None} | rec._asdict() | {"engine": engine, "recompute": False}
+    return given | {"weights": weights} | Sequences()._asdict() | rec._asdict() | {"engine": engine, "recompute": False}
 
 
 WRONG = {
@@ -261,9 +261,9 @@ class TestOperators:
         rec, x, h0 = Recurrence("rnn"), torch.zeros(6, 4, 3), torch.zeros(4, 5)
         weights = [torch.zeros(5, 3), torch.zeros(1, 1), torch.zeros(5), torch.zeros(5)]
         with pytest.raises(RuntimeError, match="weight_hh has the shape"):
-            fused.run_forward(rec, name, False, True, x, [h0], weights, None)
+            fused.run_forward(rec, name, False, True, x, [h0], weights, Sequences())
         with pytest.raises(RuntimeError, match="weight_hh has the shape"):
-            fused.run_backward(rec, name, False, x, [h0], x, [h0], weights, None, x, x, [True] * 6)
+            fused.run_backward(rec, name, False, x, [h0], x, [h0], weights, Sequences(), x, x, [True] * 6)
 
 
 class TestNegativeViews:

@@ -86,7 +86,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks folded behind one line, none of them a heading; a terminal leaves them out."""
+    """Blocks folded behind one line, none of them a heading; a terminal leaves them out, Markdown their figures."""
 
     summary: str
     blocks: Sequence[Block]

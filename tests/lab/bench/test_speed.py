@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import deepmemory as dm
-from deepmemory.lab import commands
 from deepmemory.lab.bench import speed
+from deepmemory.lab.cli.results import bench
+from deepmemory.lab.settings import Machine
 
 TINY = speed.Shape("tiny", 2, (3,), 4, 2, 5)
 
@@ -51,7 +52,7 @@ def test_a_wrong_result_gets_no_time(monkeypatch):
 
 def test_command_leaves_numbers_picture_and_table(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(speed.SHAPES, "tiny", TINY)
-    commands.bench("cpu", "tiny", "float32", "dmu", 0.0, False, True, tmp_path)
+    bench(machine=Machine("cpu"), shapes="tiny", seconds=0.0, out=tmp_path)
     result = json.loads((tmp_path / "bench-cpu.json").read_text())
     assert result["machine"]["torch"] in torch.__version__
     assert result["machine"]["threads"] == str(torch.get_num_threads())
@@ -122,6 +123,6 @@ def test_what_no_graph_can_hold_keeps_its_eager_time(monkeypatch):
 
 def test_command_names_the_choices(tmp_path):
     with pytest.raises(ValueError, match="adding"):
-        commands.bench("cpu", "unheard-of", "float32", "dmu", 0.0, False, True, tmp_path)
+        bench(machine=Machine("cpu"), shapes="unheard-of", out=tmp_path)
     with pytest.raises(ValueError, match="nvrtc"):
-        commands.bench("cpu", "adding", "float32", "dmu", 0.0, False, True, tmp_path, "unheard-of")
+        bench(machine=Machine("cpu"), engines="unheard-of", out=tmp_path)

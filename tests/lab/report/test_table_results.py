@@ -281,7 +281,8 @@ def test_every_reading_is_a_setting_with_a_command_that_gives_it():
     for reading in paper.TABLE_READINGS:
         option, given = reading.command.split()[-2:]
         for cell in reading.cells:
-            setting = change(paper.setting("translation", cell), {option.removeprefix("--"): given})
+            german = change(paper.setting("translation", cell), {"language": "german"})
+            setting = change(german, {option.removeprefix("--"): given})
             assert getattr(setting, reading.field) == reading.other != getattr(Setting(), reading.field)
             assert study_result(made(setting, [6.0])).reading is reading
 

@@ -1,4 +1,4 @@
-"""Pages as Markdown for the repository; their figures lie in ``figures/``."""
+"""Pages as Markdown for the repository, with the figures that lie in ``figures/``; folded ones stay out of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def render(page: Page) -> str:
     for section in page.sections:
         parts += [f"## {inline(section.title)}"] if section.title else []
         parts += map(show, section.blocks)
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def show(block: Block) -> str:
@@ -35,8 +35,8 @@ def show(block: Block) -> str:
             heads = [cell(column.title) for column in columns]
             return "\n".join(map(line, [heads, rule, *([cell(of) for of in row] for row in block.rows)]))
         case Details(summary, blocks):
-            inside = "\n\n".join(map(show, blocks))
-            return f"<details>\n<summary>{inline(summary)}</summary>\n\n{inside}\n\n</details>"
+            inside = "\n\n".join(show(one) for one in blocks if not isinstance(one, Image))
+            return f"<details>\n<summary>{inline(summary)}</summary>\n\n{inside}\n\n</details>" if inside else ""
 
 
 def line(cells: Sequence[str]) -> str:

@@ -61,19 +61,13 @@ def epoch_blocks(results: Sequence[RealResults]) -> list[Block]:
             own, chosen = (row.result.scores(row.measure, by=by).test for by in (row.measure, "accuracy"))
             spreads = (row.paper_test, own, chosen, row.paper_train, row.result.final_validation(row.measure))
             lines.append([row.experiment.title, *(words.mean_text(of, row.format) for of in spreads)])
-            if row.experiment.dataset not in paper.OTHER_DATA:
-                nearer.append(distance(row, chosen) < distance(row, own))
-    names = words.listed([words.dataset_title(dataset) for dataset in paper.OTHER_DATA])
-    left_out = f" ({names} left out)" if len(lines) > len(nearer) else ""
-    compared = (
-        f"In {sum(nearer)} of {len(nearer)} rows{left_out} the paper's test perplexity is nearer to ours at the epoch "
-        "of the best accuracy than at that of the best perplexity. "
-    )
+            nearer.append(distance(row, chosen) < distance(row, own))
     text = (
         "The paper takes its scores from the epoch that was best on validation and does not say by which score. The "
         "launcher of the authors' published code sets accuracy for translation, and so do the tables above. "
-        f"{compared if nearer else ''}What the paper prints as training perplexity stands beside our validation "
-        "perplexity after the last epoch, which is the nearest to it here."
+        f"In {sum(nearer)} of {len(nearer)} rows the paper's test perplexity is nearer to ours at the epoch of the "
+        "best accuracy than at that of the best perplexity. What the paper prints as training perplexity stands beside "
+        "our validation perplexity after the last epoch, which is the nearest to it here."
     )
     heads = ["test, paper", "best perplexity", "best accuracy", "train, paper", "validation at the end"]
     title = "Which epoch: that of the best perplexity or of the best accuracy"

@@ -82,20 +82,11 @@ def introduction(results: Sequence[RealResults], verdicts: Sequence[Verdict]) ->
 
 def agreement(results: Sequence[RealResults], verdicts: Sequence[Verdict]) -> str:
     """How many rows and statements agree with the paper, in a few sentences."""
-
-    def counted(rows: Sequence[str]) -> str:
-        return ", ".join(f"{rows.count(verdict)} {verdict}" for verdict in words.VERDICTS)
-
     judged = [verdict for one in results for verdict in one.verdicts()]
     if not judged:
         return "No study here has the paper's settings and all of its epochs; nothing is compared with the paper."
-    said = [f"Rows of the paper's tables that were run: {len(judged)}, of them {counted(judged)}."]
-    rest = list(judged)
-    for verdict in (verdict for one in results for verdict in one.verdicts(*paper.OTHER_DATA)):
-        rest.remove(verdict)
-    if len(rest) < len(judged):
-        names = words.listed([words.dataset_title(dataset) for dataset in paper.OTHER_DATA])
-        said.append(f"Without {names}, whose file here is an older one than the authors': {counted(rest)}.")
+    counts = ", ".join(f"{judged.count(verdict)} {verdict}" for verdict in words.VERDICTS)
+    said = [f"Rows of the paper's tables that were run: {len(judged)}, of them {counts}."]
     said.append(shared.statements_text(verdicts))
     neither = sum(v.agrees is False and v.in_paper is False for v in verdicts)
     if neither:
@@ -272,7 +263,8 @@ def others_blocks(results: RealResults) -> list[Block]:
     why = "Settings that are not the published ones, or fewer epochs: not to be compared with the published tables."
     drawn = images(results, [one for one in results.others if one.changes])
     title = f"{words.TITLES[results.task]} with other settings"
-    return [Heading(title), Text(why), Table(columns, results.others), *drawn]
+    folded = [Details(f"Figures of {title}", drawn)] if drawn else []
+    return [Heading(title), Text(why), Table(columns, results.others), *folded]
 
 
 def differing_rows(results: Sequence[RealResults]) -> list[Section]:
