@@ -96,7 +96,7 @@ def test_machines_get_json(tmp_path):
     events = [json.loads(line) for line in result.output.splitlines()]
     assert [event["event"] for event in events] == ["epoch", "epoch", "study", "report"]
     assert events[1]["epoch"] == 2
-    assert events[-1]["pictures"][0]["cells"][0]["runs"] == 2
+    assert events[-1]["tasks"][0]["cells"][0]["runs"] == 2
 
 
 def test_open_readings_change_only_whom_they_concern(tmp_path):
