@@ -25,9 +25,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from deepmemory.nn.dmu import DMU, DMUCell, check_listed, joined_weights
+from deepmemory.nn.dmu import DMU, DMUCell, check_listed, is_dense, joined_weights
 from deepmemory.nn.recurrent import Recurrent, State
+from deepmemory.ops import Sequences, plain
 from deepmemory.ops.plain import ACTIVATION
+from deepmemory.ops.recurrence import FULL_LENGTH
 
 __all__ = [
     "Condition",
@@ -323,8 +325,9 @@ def _check_place(dmu: DMU | DMUCell, layer: int, direction: int) -> None:
 
 def _check_definite(dmu: DMU | DMUCell, what: str) -> None:
     """A step that is drawn has no one Jacobian and no one gate."""
-    if dmu.training and (dmu.zoneout or (isinstance(dmu, DMU) and dmu.recurrent_dropout)):
-        raise ValueError(f"{what}: zoneout and recurrent_dropout make this DMU's steps random; call .eval() first")
+    dropped = dmu.recurrent_dropout or dmu.transition_dropout if isinstance(dmu, DMU) else 0.0
+    if dmu.training and (dmu.zoneout or dropped):
+        raise ValueError(f"{what}: zoneout or dropout makes this DMU's steps random; call .eval() first")
 
 
 def _for_analysis(tensor: Tensor) -> Tensor:
@@ -390,13 +393,12 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
         )
     batched = x.dim() == 2
     x, h = (x, h) if batched else (x[None], h[None])
-    transition = _given_transition(dmu, layer, direction)
-    if transition is None:
+    if is_dense(dmu):
         z, candidate, by_state = _dense_derivative(dmu, x, h, layer, direction)
     else:
-        z, candidate = transition(torch.cat([x, h], -1)).chunk(2, -1)
-        jacobian = torch.func.jacrev(lambda h, x: transition(torch.cat([x, h], -1)))
-        by_state = torch.func.vmap(jacobian, randomness="different")(h, x)
+        transition = _transition(dmu, layer, direction)
+        z, candidate = transition(x, h).chunk(2, -1)
+        by_state = torch.func.vmap(torch.func.jacrev(transition, 1), randomness="different")(x, h)
     z_by_state, candidate_by_state = by_state.chunk(2, -2)
     keep, new = torch.sigmoid(z), torch.tanh(candidate)
     kept = dmu.zoneout  # on average, whatever the gate says
@@ -408,12 +410,26 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
     return StepJacobian(*(term if batched else term[0] for term in terms))
 
 
-def _given_transition(dmu: DMU | DMUCell, layer: int, direction: int) -> nn.Module | None:
-    """The caller's own transition, where there is one."""
+def _transition(
+    dmu: DMU | DMUCell, layer: int, direction: int, sequences: Sequences = FULL_LENGTH
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """From x (..., m) and h (..., d) to [z, candidate]."""
+    given: Any = dmu.transition
     if isinstance(dmu, DMU):
-        given = dmu.transition
-        return given[layer * dmu._directions + direction] if isinstance(given, nn.ModuleList) else None
-    return dmu.transition if isinstance(dmu.transition, nn.Module) else None
+        weights = dmu._weights(layer, direction)
+        given = given[layer * dmu._directions + direction] if isinstance(given, nn.ModuleList) else given
+    else:
+        weights = [getattr(dmu, name) for name in dmu._names]
+    if isinstance(given, nn.Module):
+        return lambda x, h: given(torch.cat([x, plain.seen(h, sequences)], -1))
+    rec = dmu.definition.recurrence(dmu.bias)
+
+    def dense(x: Tensor, h: Tensor) -> Tensor:
+        fitting = [weight.to(x.dtype) for weight in weights]
+        projected = F.linear(x, *rec.input_weights(fitting))
+        return plain.dmu_transition(rec, projected, h, fitting, sequences, dmu.layer_norm)
+
+    return dense
 
 
 def _dense_derivative(
@@ -442,7 +458,7 @@ def _activate(activation: str, a: Tensor) -> tuple[Tensor, Tensor]:
 
 # --- Watching the recurrent layers of a model. ------------------------------------------------------------
 
-Run = Callable[[int, int, Tensor, State, Tensor | None, Tensor | None], tuple[Tensor, State]]
+Run = Callable[[int, int, Tensor, State, Sequences], tuple[Tensor, State]]
 
 
 @dataclass
@@ -455,15 +471,16 @@ class _Watched:
     direction: int
     x: Tensor  # (T, B, m)
     start: State
-    lengths: Tensor | None
+    sequences: Sequences
     order: Tensor | None  # puts a sorted batch back into the caller's order
     y: Tensor  # (T, B, d)
     steps: list[State]  # the state after each time step; empty unless asked for
 
     def tidy(self, values: Tensor) -> Tensor:
         """Values (T, B, ...) in the caller's order, NaN at padding."""
-        if self.lengths is not None:
-            padding = torch.arange(len(values), device=self.lengths.device)[:, None] >= self.lengths
+        lengths = self.sequences.lengths
+        if lengths is not None:
+            padding = torch.arange(len(values), device=lengths.device)[:, None] >= lengths
             padding = padding.to(values.device)
             values = values.masked_fill(padding[(...,) + (None,) * (values.dim() - 2)], math.nan)
         return values if self.order is None else values.index_select(1, self.order.to(values.device))
@@ -491,17 +508,15 @@ def _watch_one(name: str, module: Recurrent, stepwise: bool, watched: list[_Watc
         given = args[0] if args else kwargs.get("input")
         order[0] = given.unsorted_indices if isinstance(given, PackedSequence) else None
 
-    def run(
-        layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+    def run(layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
         nonlocal calls
         calls += layer == direction == 0
         steps: list[State] = []
         if stepwise:
-            y, final, steps = _step_by_step(original, layer, direction, x, state, lengths, mask)
+            y, final, steps = _step_by_step(original, layer, direction, x, state, sequences)
         else:
-            y, final = original(layer, direction, x, state, lengths, mask)
-        watched.append(_Watched(name, calls, layer, direction, x, state, lengths, order[0], y, steps))
+            y, final = original(layer, direction, x, state, sequences)
+        watched.append(_Watched(name, calls, layer, direction, x, state, sequences, order[0], y, steps))
         return y, final
 
     undo.callback(module.register_forward_pre_hook(note_order, with_kwargs=True).remove)
@@ -516,7 +531,7 @@ def _watch_one(name: str, module: Recurrent, stepwise: bool, watched: list[_Watc
 
 
 def _step_by_step(
-    run: Run, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None, mask: Tensor | None
+    run: Run, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences
 ) -> tuple[Tensor, State, list[State]]:
     """What ``run`` does in one go, as one call per time step with the states in between in the open.
 
@@ -527,8 +542,8 @@ def _step_by_step(
     outputs: list[Tensor] = [x for _ in range(len(x))]
     inputs = x.unbind(0)  # slices would each pass back a gradient of the length of x
     for t in reversed(range(len(x))) if direction else range(len(x)):
-        real = None if lengths is None else lengths > t
-        _, state = run(layer, direction, inputs[t][None], state, None if real is None else real.long(), mask)
+        real = None if sequences.lengths is None else sequences.lengths > t
+        _, state = run(layer, direction, inputs[t][None], state, sequences.piece(t, t + 1))
         state = tuple(s.view_as(s) if s.requires_grad else s.detach().requires_grad_() for s in state)
         steps[t] = state
         outputs[t] = state[0] if real is None else torch.where(real[:, None], state[0], 0)
@@ -755,22 +770,20 @@ def gates(model: nn.Module, inputs: Any, **options: Any) -> Gates:
 def _keep(dmu: DMU, record: _Watched) -> Tensor:
     """sigmoid(z) of all steps at once, from the states that the layer went through."""
     start, y = record.start[0].to(record.y.dtype)[None], record.y
+    lengths, resets, *masks = record.sequences
     if not record.direction:
         before = torch.cat([start, y[:-1]])
     else:
         before = torch.cat([y[1:], start])
-        if record.lengths is not None:
-            last = torch.arange(len(y), device=y.device)[:, None] == record.lengths - 1
+        if lengths is not None:
+            last = torch.arange(len(y), device=y.device)[:, None] == lengths - 1
             before = torch.where(last[..., None], start, before)
-    joined = torch.cat([record.x.to(y.dtype), before], -1)
-    d = y.shape[-1]
-    given = _given_transition(dmu, record.layer, record.direction)
-    if given is not None:
-        return torch.sigmoid(given(joined.flatten(0, 1))[..., :d]).unflatten(0, y.shape[:2])
-    for index, (weight, bias) in enumerate(dmu.transition_weights(record.layer, record.direction)):
-        joined = ACTIVATION[dmu.activation](joined) if index else joined
-        joined = F.linear(joined, weight.to(y.dtype), None if bias is None else bias.to(y.dtype))
-    return torch.sigmoid(joined[..., :d])
+    if resets is not None:
+        before = before.masked_fill(resets[..., None], 0)
+    fitting = Sequences(None, None, *(None if mask is None else mask.to(y.dtype).repeat(len(y), 1) for mask in masks))
+    transition = _transition(dmu, record.layer, record.direction, fitting)  # which may be a module for a batch of rows
+    transformed = transition(record.x.to(y.dtype).flatten(0, 1), before.flatten(0, 1))
+    return torch.sigmoid(transformed[..., : y.shape[-1]]).unflatten(0, y.shape[:2])
 
 
 # --- Numbers and tables. ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence
 
 import deepmemory as dm
-from deepmemory.ops import plain
+from deepmemory.ops import Sequences, plain
 
 PAGE = Path(__file__).parent.parent / "docs" / "gradients.md"
 KINDS = list(LAYERS)
@@ -148,7 +148,7 @@ def test_the_jacobian_of_any_layer_and_direction(module, bidirectional):
             for b in range(6):
 
                 def run(h):
-                    return dmu._run(layer, direction, x[None, b : b + 1], (h[None],), None)[0][0, 0]
+                    return dmu._run(layer, direction, x[None, b : b + 1], (h[None],), Sequences())[0][0, 0]
 
                 assert_close(step.total[b], torch.autograd.functional.jacobian(run, h[b]))
 
@@ -501,6 +501,29 @@ def test_gates_are_those_that_explain_the_states(given_module, bidirectional, en
                 step = dm.gradients.step_jacobian(dmu, x[t, b], previous.detach(), direction=direction)
                 assert_close(part.keep[t, b], step.kept.diagonal().detach())
             assert part.keep[length:, b].isnan().all()
+
+
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "two-way"])
+def test_gates_and_flow_know_resets_and_masks(bidirectional):
+    """Of sequences that follow one another they tell what they tell of each alone."""
+    dmu = dm.DMU(3, 4, bidirectional=bidirectional, transition=[5, 5], residual=True, dtype=torch.float64)
+    randomise(dmu).recurrent_dropout = dmu.transition_dropout = 0.5
+    masks, x = dmu.draw_masks(2), torch.randn(5, 2, 3, dtype=torch.float64)
+    dmu.eval()
+    resets = torch.zeros(5, 2, dtype=torch.bool)
+    resets[3] = True
+
+    def squares(out):
+        return out[0].square().sum()
+
+    whole = dm.gradients.gates(dmu, x, resets=resets, masks=masks)
+    parts = [dm.gradients.gates(dmu, part, masks=masks) for part in x.split([3, 2])]
+    for found, *alone in zip(whole, *parts, strict=True):
+        assert_close(found.keep, torch.cat([part.keep for part in alone]))
+    whole = dm.gradients.flow(dmu, x, squares, resets=resets, masks=masks)
+    parts = [dm.gradients.flow(dmu, part, squares, masks=masks) for part in x.split([3, 2])]
+    for found, *alone in zip(whole, *parts, strict=True):
+        assert_close(found.norms, torch.cat([part.norms for part in alone]))
 
 
 def test_gate_statistics():
