@@ -51,18 +51,6 @@ def test_committed_figures_are_those_that_a_page_shows(committed):
     assert {path for path in tracked.stdout.splitlines() if "figures" in path} == linked
 
 
-def test_tables_on_other_pages_are_those_of_the_gradients_study(committed):
-    rows = committed["docs/gradients-study/gradients.md"].splitlines()
-    quoted = [
-        line
-        for page in (ROOT / "docs").glob("*.md")
-        for table in re.findall(r"^\| depth \| cell \| rate \|(?:.*\n\|)+.*$", page.read_text(), re.MULTILINE)
-        for line in table.splitlines()
-    ]
-    assert quoted
-    assert set(quoted) <= set(rows)
-
-
 @pytest.fixture
 def recorded(tmp_path):
     """Some of language, a quick look at music, and two cells of adding."""
@@ -254,6 +242,7 @@ def test_terminal(capsys):
     assert ["a|b", "agrees"] in lines
     assert ["c", "differs"] in lines
     assert "hidden" not in said
+    assert "Also on the page: More" in said
     terminal.show([EXAMPLE], ["natlang"])
     assert capsys.readouterr().out == ""
 

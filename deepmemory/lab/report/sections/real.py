@@ -263,8 +263,9 @@ def others_blocks(results: RealResults) -> list[Block]:
     why = "Settings that are not the published ones, or fewer epochs: not to be compared with the published tables."
     drawn = images(results, [one for one in results.others if one.changes])
     title = f"{words.TITLES[results.task]} with other settings"
-    folded = [Details(f"Figures of {title}", drawn)] if drawn else []
-    return [Heading(title), Text(why), Table(columns, results.others), *folded]
+    if drawn and results.chosen:  # else they are all there is to see
+        drawn = [Details(f"Figures of {title}", drawn)]
+    return [Heading(title), Text(why), Table(columns, results.others), *drawn]
 
 
 def differing_rows(results: Sequence[RealResults]) -> list[Section]:
