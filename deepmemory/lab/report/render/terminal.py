@@ -21,11 +21,11 @@ def show(pages: Iterable[Page], tasks: Collection[str]) -> None:
     for section in (section for page in pages for section in page.sections if set(section.tasks) & set(tasks)):
         if any(isinstance(block, Table) for block in section.blocks):
             console.print(styled(section.title, "bold underline"))
-            for one in filter(None, map(renderable, section.blocks)):
-                console.print(one, end="\n\n")
             folded = [block.summary for block in section.blocks if isinstance(block, Details)]
-            if folded:
-                console.print(styled(f"Also on the page: {'; '.join(folded)}", "dim"), end="\n\n")
+            rest = [styled(f"Also on the page: {'; '.join(folded)}", "dim")] if folded else []
+            for one in [*filter(None, map(renderable, section.blocks)), *rest]:
+                console.print(one)
+                console.print()
 
 
 def renderable(block: Block) -> Any:
