@@ -116,8 +116,11 @@ def test_how_long_a_study_takes_is_what_the_records_say():
 
 def test_links_lead_somewhere():
     prose = re.sub(r"```.*?```|`[^`\n]*`", "", README, flags=re.DOTALL)
-    targets = re.findall(r"\]\(([^)#]+)[^)]*\)", prose)
+    targets = [target.partition("#") for target in re.findall(r"\]\(([^)]+)\)", prose) if "://" not in target]
     assert len(targets) > 10
-    for target in targets:
-        if not target.startswith("http"):
-            assert (ROOT / target).exists(), target
+    for path, _, anchor in targets:
+        assert (ROOT / path).exists(), path
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", (ROOT / path).read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+            assert anchor in slugs, (path, anchor)

@@ -74,8 +74,11 @@ def bench(
     precisions: Annotated[str, typer.Option(help="separated by commas: float32, tf32, bfloat16")] = "float32",
     cells: Annotated[str, typer.Option(help="layers to time, separated by commas: DMU, RHN, RNN, GRU, LSTM")] = "DMU",
     seconds: Annotated[float, typer.Option(min=0, max=3600, help="time for each contestant at each shape")] = 1.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, max=10_000, help="time for everything; the rest is skipped, and listed; 0: no limit")
+    ] = 10.0,
     growth: Annotated[bool, typer.Option(help="also vary one size at a time")] = False,
-    loop: Annotated[bool, typer.Option(help="also time the Python loop")] = True,
+    loop: Annotated[bool, typer.Option(help="also time the Python loop and further peers")] = True,
     engines: Annotated[
         str | None, typer.Option(help="engines to time, separated by commas; default: all that work here")
     ] = None,
@@ -89,6 +92,9 @@ def bench(
     import torch
 
     from deepmemory.lab.bench import speed
+    from deepmemory.lab.bench.figure import draw
+    from deepmemory.lab.bench.shapes import CPU_SHAPES, GPU_SHAPES, SHAPES
+    from deepmemory.lab.bench.tables import speed_table
 
     if studies:
         return time_loops(studies, machine, out)
@@ -96,21 +102,22 @@ def bench(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_choice("device", device, ("cpu", "cuda"))
-    usual = speed.GPU_SHAPES if device == "cuda" else speed.CPU_SHAPES
-    file = out / f"bench-{device}.json"
-    result = speed.bench(
+    usual = GPU_SHAPES if device == "cuda" else CPU_SHAPES
+    plan = speed.Benchmark(
         device,
-        [check_choice("shape", name, tuple(speed.SHAPES)) for name in (split(shapes) if shapes else usual)],
-        [check_choice("precision", name, speed.PRECISIONS) for name in split(precisions)],
-        [check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)],
-        seconds,
-        growth,
-        loop,
-        file,
-        engines=[check_choice("engine", name, speed.NAMES) for name in split(engines)] if engines else speed.NAMES,
+        tuple(check_choice("shape", name, tuple(SHAPES)) for name in (split(shapes) if shapes else usual)),
+        tuple(check_choice("precision", name, speed.PRECISIONS) for name in split(precisions)),
+        tuple(check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)),
+        tuple(check_choice("engine", name, speed.NAMES) for name in split(engines)) if engines else speed.NAMES,
+        seconds=seconds,
+        minutes=minutes,
+        growth=growth,
+        loop=loop,
     )
-    speed.draw(result, file.with_suffix(".svg"))
-    print(speed.speed_table(result))
+    file = out / f"bench-{device}.json"
+    result = speed.bench(plan, file)
+    draw(result, file.with_suffix(".svg"))
+    print(speed_table(result))
     print(f"numbers: {file}\npicture: {file.with_suffix('.svg')}")
 
 
