@@ -19,10 +19,11 @@ from pathlib import Path
 import torch
 
 import deepmemory as dm
-from deepmemory.lab import draws, paper, training
-from deepmemory.lab.network import Network, initial_weights
-from deepmemory.lab.records import git_commit, now, versions
+from deepmemory.lab import paper
+from deepmemory.lab.records.database import git_commit, now, versions
 from deepmemory.lab.settings import Machine
+from deepmemory.lab.training import loop, random_streams
+from deepmemory.lab.training.network import Network, initial_weights
 
 RESULTS = Path(__file__).parent / "results"
 TOLERANCE = 1e-3  # of the mean loss over the measured steps, relative
@@ -30,9 +31,9 @@ TOLERANCE = 1e-3  # of the mean loss over the measured steps, relative
 
 def side_by_side(setting, runs, machine):
     """Seconds of one epoch's steps, after a short warm-up, and the mean loss of each run."""
-    trainer = training.make_trainer(setting, machine)
-    group = training.fresh_group(trainer, range(runs))
-    steps = training.Steps(trainer, group)
+    trainer = loop.make_trainer(setting, machine)
+    group = loop.fresh_group(trainer, range(runs))
+    steps = loop.Steps(trainer, group)
     started = time.perf_counter()
     (shape, *_) = steps.feed.plan(0)
     steps.step_of(shape)  # captured, on a GPU
@@ -43,7 +44,7 @@ def side_by_side(setting, runs, machine):
 
 def alone(setting, seed, steps, machine):
     """Seconds per step of an ordinary training loop over one run, and its mean loss."""
-    trainer = training.make_trainer(setting, machine)
+    trainer = loop.make_trainer(setting, machine)
     device = trainer.fabric.device
     start = initial_weights(setting, trainer.task, [seed])
     network = Network(setting, trainer.task, machine.engine)
@@ -53,7 +54,9 @@ def alone(setting, seed, steps, machine):
     seeds, total = torch.tensor([seed], device=device), torch.zeros((), device=device)
     started = time.perf_counter()
     for step in range(steps):
-        x, lengths, target = trainer.task.make(draws.sequence_keys(seeds, draws.TRAINING, step, setting.batch))
+        x, lengths, target = trainer.task.make(
+            random_streams.sequence_keys(seeds, random_streams.TRAINING, step, setting.batch)
+        )
         loss = trainer.task.losses(network(x[0], lengths[0]), target[0]).mean()
         adam.zero_grad()
         loss.backward()

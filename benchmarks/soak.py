@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 import deepmemory as dm
-from deepmemory.lab.progress import Studies
-from deepmemory.lab.records import Records, versions
+from deepmemory.lab.records.database import Records, versions
 from deepmemory.lab.report import write_report
 from deepmemory.lab.settings import CELLS, Machine, Setting
-from deepmemory.lab.studies import run_studies
+from deepmemory.lab.training.progress import Studies
+from deepmemory.lab.training.studies import run_studies
 
 WARM_UP = 50  # studies before the first reading: caches fill, libraries load
 GROWTH = 16.0  # MiB that may come and go with the allocator

@@ -8,8 +8,8 @@ from tolerances import assert_close
 from torch import nn
 
 import deepmemory as dm
-from deepmemory.lab import draws
 from deepmemory.lab.tasks import Adding
+from deepmemory.lab.training import random_streams
 from deepmemory.ops import engines
 
 STEPS, BATCH = 300, 16
@@ -24,7 +24,7 @@ def curve(engine: str, device: str, autocast: bool = False) -> torch.Tensor:
     optimiser = torch.optim.Adam(dm.parameter_groups(model, lr=0.03))
     seeds, losses = torch.tensor([7], device=device), []
     for step in range(STEPS):
-        batch = task.make(draws.sequence_keys(seeds, draws.TRAINING, step, BATCH))
+        batch = task.make(random_streams.sequence_keys(seeds, random_streams.TRAINING, step, BATCH))
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
             _, h = block(batch.x[0], lengths=batch.lengths[0])
         loss = task.losses(output(h[-1].float()), batch.target[0]).mean()

@@ -73,7 +73,9 @@ class Sequences(NamedTuple):
     """
 
     lengths: Tensor | None = None  # (B,) int64: step t is real while t < lengths[b]; past it the state stays and y is 0
-    resets: Tensor | None = None  # (T, B) bool: the state is zero before step t is taken; see ``resets_of_sweep``
+    resets: Tensor | None = (
+        None  # (T, B) bool: the state is zero before step t is taken; as ``resets_of_sweep`` gives it
+    )
     state_mask: Tensor | None = None  # (B, d) in x's dtype: factor of h where weights see it
     hidden_mask: Tensor | None = None  # (B, w_1 + ... + w_n-1) in x's dtype: factor of a dmu's hidden layers
 

@@ -2,15 +2,9 @@
 
 import math
 
-from deepmemory.lab.progress import MEASURED
-from deepmemory.lab.records import DIVERGED, RUNNING, SPENT, Records, Run, Study
+from deepmemory.lab.records.database import DIVERGED, RUNNING, SPENT, Records, Run, Study
 from deepmemory.lab.report.scores import nearest
-
-SPLITS = ("train", "valid", "test")
-
-
-def series_of(setting):
-    return tuple(f"{split}_{name}" for name in ("loss", *MEASURED[setting.task]) for split in SPLITS)
+from deepmemory.lab.tasks import TASK_CLASSES, series_of
 
 
 def made(setting, tests, epochs=None, train=None, state=SPENT):
@@ -24,15 +18,20 @@ def made(setting, tests, epochs=None, train=None, state=SPENT):
         diverged = math.isnan(test)
         scores = [test * (0.9 if setting.task == "pixel-mnist" else 1.5)] * epochs
         scores[max(0, epochs - 2)] = test
-        curves = [row(setting, train or score * 0.9, score) for score in scores][: 2 if diverged else None]
+        rows = [row(setting, train or score * 0.9, score) for score in scores][: 2 if diverged else None]
         end = DIVERGED if diverged else state
-        runs.append(Run(seed, end, (None,) * 5, 1, None, 60.0, 1, tuple(curves)))
-    return Study(setting, series_of(setting), (), tuple(runs))
+        runs.append(Run(seed, end, (None,) * 5, 1, None, 60.0, 1, in_columns(setting, rows)))
+    return Study(setting, series_of(setting.task), (), tuple(runs))
+
+
+def in_columns(setting, rows):
+    """The curves of a run, from one row of values for each epoch."""
+    return dict(zip(series_of(setting.task), zip(*rows, strict=True), strict=True))
 
 
 def row(setting, train, test):
     """An epoch; the perplexity of exp(loss) is a tenth under the other one, and validation just above the test."""
-    measures = MEASURED[setting.task]
+    measures = TASK_CLASSES[setting.task].measures
     loss = [math.log(0.9 * score) for score in (train, test * 1.01, test)] if "perplexity" in measures else None
     plain = [train, test * 1.01, test]
     accuracy = [0.9, 0.5 / test, 0.5 / test] if setting.task == "translation" else [train, test, test]
@@ -47,9 +46,9 @@ def record(out, studies, device="cuda:0"):
     for study in studies:
         key = records.open_study(study.setting, study.series)
         records.begin(key, [run.seed for run in study.runs], 0, session)
-        for epoch in range(1, max(len(run.curves) for run in study.runs) + 1):
-            runs = [run for run in study.runs if len(run.curves) >= epoch]
-            values = {run.seed: run.curves[epoch - 1] for run in runs}
-            states = {run.seed: run.state if epoch == len(run.curves) else RUNNING for run in runs}
+        for epoch in range(1, max(run.epochs for run in study.runs) + 1):
+            runs = [run for run in study.runs if run.epochs >= epoch]
+            values = {run.seed: run.at_epoch(epoch) for run in runs}
+            states = {run.seed: run.state if epoch == run.epochs else RUNNING for run in runs}
             records.write_epoch(key, epoch, values, states, dict.fromkeys(values, epoch), 1.5)
     records.close()

@@ -1,6 +1,6 @@
 """What records tell, in a form that can be compared."""
 
-from deepmemory.lab.records import Records, story
+from deepmemory.lab.records.database import Records, story
 
 
 def told(out):

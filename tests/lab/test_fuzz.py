@@ -14,10 +14,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from deepmemory.lab import cli, studies, training
-from deepmemory.lab.progress import PlainLines
-from deepmemory.lab.records import Records, RecordsError, load_checkpoint, merge, save_checkpoint, unpack_curves
+from deepmemory.lab import cli
+from deepmemory.lab.records.database import (
+    Records,
+    RecordsError,
+    load_checkpoint,
+    merge,
+    save_checkpoint,
+    unpack_curves,
+)
 from deepmemory.lab.settings import Machine, Setting, change, setting_from_json
+from deepmemory.lab.training import loop, studies
+from deepmemory.lab.training.progress import PlainLines
 
 TINY = Setting(
     transition=(2,), hidden=(2,), min_length=24, max_length=25, batch=2, steps=1, epochs=2, validation=4, test=4
@@ -102,7 +110,7 @@ def test_what_stands_in_records(recorded, tmp_path, table, column):
     fuzz()
 
 
-@given(st.binary(max_size=60), st.integers(1, 4))
+@given(st.binary(max_size=60), st.lists(st.text(max_size=3), min_size=1, max_size=4, unique=True))
 def test_packed_curves(blob, series):
     import zlib
 
@@ -115,7 +123,7 @@ def test_packed_curves(blob, series):
 def test_checkpoints(recorded, tmp_path):
     (path,) = recorded.glob("checkpoints/*/*.safetensors")
     whole = path.read_bytes()
-    trainer = training.make_trainer(TINY, CPU)
+    trainer = loop.make_trainer(TINY, CPU)
 
     @settings(max_examples=150)
     @given(damaged(whole))
@@ -124,7 +132,7 @@ def test_checkpoints(recorded, tmp_path):
     def fuzz(raw):
         (tmp_path / "runs-0.safetensors").write_bytes(raw)
         with suppress(RecordsError):
-            training.group_from_checkpoint(trainer, *load_checkpoint(tmp_path / "runs-0.safetensors"))
+            loop.group_from_checkpoint(trainer, *load_checkpoint(tmp_path / "runs-0.safetensors"))
 
     fuzz()
 
@@ -173,8 +181,9 @@ WORDS += "lr=log:1e-4..1e-1 paper-grid"
 @pytest.fixture(scope="module")
 def nothing_runs(tmp_path_factory):
     """An empty folder, and commands that read their line and do nothing else."""
-    from deepmemory.lab import bench, commands, sweep
+    from deepmemory.lab.bench import speed
     from deepmemory.lab.data import fetching
+    from deepmemory.lab.scale import launch, search
 
     def not_here(*_, **__):
         raise ValueError("not in this test")
@@ -182,10 +191,10 @@ def nothing_runs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("empty"))
         patch.delenv("DEEPMEMORY_DATA", raising=False)
-        patch.setattr(commands, "carry_out", not_here)
-        patch.setattr(sweep, "run_sweep", not_here)
+        patch.setattr(launch, "launch", not_here)
+        patch.setattr(search, "run_search", not_here)
         patch.setattr(fetching, "fetch_missing", lambda *_, **__: ())
-        patch.setattr(bench, "bench", not_here)
+        patch.setattr(speed, "bench", not_here)
         yield
 
 

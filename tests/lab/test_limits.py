@@ -11,17 +11,18 @@ import torch
 from lab.checkpoints import small, train
 from typer.testing import CliRunner
 
-from deepmemory.lab import cli, sound
+from deepmemory.lab import cli
 from deepmemory.lab.data import DataError, files
 from deepmemory.lab.data import pairs as sentences
 from deepmemory.lab.data.pairs import parse_pairs
-from deepmemory.lab.models import load_model
-from deepmemory.lab.network import weight_count
-from deepmemory.lab.records import LARGEST_UNPACKED, Records, RecordsError, Room, merge, unpack_curves
+from deepmemory.lab.records.database import LARGEST_UNPACKED, Records, RecordsError, Room, merge, unpack_curves
 from deepmemory.lab.report import write_report
 from deepmemory.lab.settings import MOST, MOST_LAYERS, Setting
-from deepmemory.lab.sound import midi, roll_of
 from deepmemory.lab.tasks import task_of
+from deepmemory.lab.training.network import weight_count
+from deepmemory.lab.use import sound
+from deepmemory.lab.use.loading import load_model
+from deepmemory.lab.use.sound import midi, roll_of
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +76,9 @@ def test_packed_runs_have_their_room(received, table):
 def test_the_room_is_for_all_of_them_together():
     room = Room(40)
     blob = zlib.compress(bytes(24))
-    assert len(unpack_curves(blob, 2, room)) == 3
+    assert unpack_curves(blob, ["train_loss", "valid_loss"], room) == {"train_loss": (0, 0, 0), "valid_loss": (0, 0, 0)}
     with pytest.raises(ValueError, match="more than the 16 bytes expected"):
-        unpack_curves(blob, 2, room)
+        unpack_curves(blob, ["train_loss", "valid_loss"], room)
 
 
 FOREVER = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i"
@@ -103,9 +104,9 @@ def test_a_database_holds_values_and_computes_none(received, scheme, write):
 
 def test_neither_does_one_of_searches(tmp_path):
     pytest.importorskip("optuna")
-    from deepmemory.lab import sweep
+    from deepmemory.lab.scale import search
 
-    sweep.open_storage(sweep.default_storage(tmp_path))
+    search.open_storage(search.default_storage(tmp_path))
     (tmp_path / "sweeps.sqlite").rename(tmp_path / "records.sqlite")
     spoil(tmp_path, "DROP TABLE trials", f"CREATE VIEW trials AS {FOREVER} AS trial_id, i AS study_id FROM n")
     (tmp_path / "records.sqlite").rename(tmp_path / "sweeps.sqlite")
@@ -150,7 +151,6 @@ VALUES = {
     "state": "fine",
     "first_under": '["<b>", null, null, null, null]',
     "best_epoch": "soon",
-    "test": b"\0\0\0\0" * 7,
     "seconds": 1e999,
     "session": 99,
 }
@@ -160,6 +160,17 @@ VALUES = {
 def test_a_run_holds_what_a_run_has(received, column):
     spoil(received, (f"UPDATE run SET {column} = ? WHERE seed = 0", (VALUES[column],)))
     assert "is not what a run has" in refusal(received)
+
+
+SEVEN = b"\0\0\0\0" * 7
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE run SET test = ?", 'INSERT INTO epoch (run, epoch, "values") SELECT id, 1, ? FROM run']
+)
+def test_values_are_as_many_as_their_names(received, statement):
+    spoil(received, (statement, (SEVEN,)))
+    assert "7 values, where there should be one for each of " in refusal(received)
 
 
 # --- pages ----------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import torch
 from lab.real_data import digits
 
 from deepmemory.lab import paper
-from deepmemory.lab.network import Network, initial_weights, weight_count
 from deepmemory.lab.settings import CELLS, LANGUAGES, PIXELS, SYNTHETIC, Setting
 from deepmemory.lab.tasks import task_of
+from deepmemory.lab.training.network import Network, initial_weights, weight_count
 
 TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
 

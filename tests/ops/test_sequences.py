@@ -61,7 +61,8 @@ def draw_sequences(
         return 2.0 * (draw(engine, *shape, width) > 0)
 
     lengths = torch.randint(0, steps + 1, shape, device=device)
-    resets = torch.rand(*runs, steps, batch, device=device) < 0.3
+    real = torch.arange(steps, device=device)[:, None] < lengths[..., None, :]
+    resets = (torch.rand(*runs, steps, batch, device=device) < 0.3) & real
     drawn = Sequences(lengths, resets, mask(d).to(DTYPES[engine]), mask(sum(hidden)).to(DTYPES[engine]))
     return drawn._replace(**{key: None for key in drawn._fields[1:] if key not in asked})
 

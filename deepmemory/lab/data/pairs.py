@@ -48,27 +48,32 @@ class Pairs:
     sha256: str  # of the whole text the pairs were read from: tells releases apart
 
 
-def load_pairs(language: str = "spanish", limit: int | None = None, data: Path | str | None = None) -> Pairs:
-    """Pairs of the first ``limit`` lines (None: of all), which are the shortest; words are counted in these alone."""
-    check_choice("language", language, names_for("translation"))
-    (file,) = dataset(language).files
-    return parse_pairs(files.read(file, data), language, limit)
+def load_pairs(name: str = "spanish", limit: int | None = None, data: Path | str | None = None) -> Pairs:
+    """The first ``limit`` pairs (None: all), which are the shortest; words are counted in these alone."""
+    check_choice("language", name, names_for("translation"))
+    (file,) = dataset(name).files
+    language, _, _ = name.partition("-")  # german-2018 is another release of german
+    return parse_pairs(files.read(file, data), language, limit, file.header)
 
 
-def parse_pairs(raw: bytes, language: str, limit: int | None = None) -> Pairs:
-    """Lines of English, a tab, the other language, and maybe another tab and what is ignored."""
+def parse_pairs(raw: bytes, language: str, limit: int | None = None, header: int = 0) -> Pairs:
+    """Lines of English, a tab, the other language, and maybe another tab and what is ignored.
+
+    ``header`` is the number of lines before the first pair.
+    """
     if limit is not None and limit < 1:
         raise ValueError(f"the number of pairs should be at least 1, got {limit}")
     if raw.count(b"\n") > MOST_LINES:
         raise DataError(f"the {language} pairs have more than the {MOST_LINES} lines that are read")
     try:
-        lines = raw.decode("utf-8").removesuffix("\n").split("\n", -1 if limit is None else limit)[:limit]
+        last = None if limit is None else header + limit
+        lines = raw.decode("utf-8").removesuffix("\n").split("\n", -1 if last is None else last)[header:last]
     except UnicodeDecodeError as error:
         raise DataError(f"not a text in UTF-8 ({error.reason} at byte {error.start})") from None
-    if limit is not None and len(lines) < limit:
-        raise DataError(f"{limit} pairs were asked for, the {language} file has {len(lines)}")
+    if len(lines) < (limit or 1):
+        raise DataError(f"{limit or 1} pairs were asked for, the {language} file has {len(lines)}")
     english, foreign = [], []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, header + 1):
         if len(line) > LONGEST_LINE:
             raise DataError(f"line {number} of the {language} pairs is longer than {LONGEST_LINE} characters")
         columns = line.split("\t", 2)
@@ -125,8 +130,8 @@ class _Spelling(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         parts = unicodedata.normalize("NFD", chr(code).lower())
-        kept = (part for part in parts if unicodedata.category(part) != "Mn")
-        self[code] = "".join(p if p in LETTERS else f" {p} " if p in PUNCTUATION else " " for p in kept)
+        letters = (part for part in parts if unicodedata.category(part) != "Mn")
+        self[code] = "".join(p if p in LETTERS else f" {p} " if p in PUNCTUATION else " " for p in letters)
         return self[code]
 
 

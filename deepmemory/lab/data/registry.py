@@ -20,6 +20,7 @@ PTB_MIRROR = "https://raw.githubusercontent.com/tomsercu/lstm/master/data/"
 MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 MNIST_MIRROR = "https://storage.googleapis.com/cvdf-datasets/mnist/"
 MANYTHINGS = "https://www.manythings.org/anki/"
+GERMAN_2020 = "https://raw.githubusercontent.com/DarrenCarvalho/Language-Translation/a30fc3ec31687d0ed561047a9c7d7fdb5915f89c/data/"
 GERMAN_2018 = "https://raw.githubusercontent.com/rioyshky/translation/de48b7027f7318d77010a6e08ed928c10748c23d/"
 
 MUSIC_LICENCE = "none stated; made by Boulanger-Lewandowski, Bengio and Vincent (ICML 2012)"
@@ -40,6 +41,7 @@ class File:
     member: str = ""  # in a zip: the file that is read, in whatever folder it lies
     contents_size: int | None = None  # bytes of what is unpacked; None where nothing is, or unknown
     contents_sha256: str | None = None  # likewise
+    header: int = 0  # lines before the data
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -176,11 +178,28 @@ _ALL = (
     Dataset(
         "german",
         "translation",
-        "English and German sentences, release of 2018-05-13",
+        "English and German sentences, the first 50,001 pairs of the release of December 2020",
         PAIRS_LICENCE,
         (
             File(
                 "german",
+                "translation/deu-2020-12.txt",
+                (GERMAN_2020 + "deu.txt",),
+                2188364,
+                "ad109252de3e35f8ec8030669ccddf6ee2f5cc1656c1928468e175233c01eb1d",
+                header=1,
+            ),
+        ),
+        {"pairs": 50001, "foreign words": 9994, "english words": 6056},
+    ),
+    Dataset(
+        "german-2018",
+        "translation",
+        "English and German sentences, release of 2018-05-13",
+        PAIRS_LICENCE,
+        (
+            File(
+                "german-2018",
                 "translation/deu-eng.zip",
                 (GERMAN_2018 + "deu-eng.zip",),  # manythings.org serves a newer release
                 4012023,

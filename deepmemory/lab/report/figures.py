@@ -10,11 +10,11 @@ from textwrap import wrap
 from typing import Any
 
 from deepmemory.lab import paper
-from deepmemory.lab.network import weight_count
 from deepmemory.lab.report import scores
 from deepmemory.lab.report.tables import TITLES, Picture, counts_by_epoch, longest
 from deepmemory.lab.settings import THRESHOLDS
 from deepmemory.lab.tasks import task_of
+from deepmemory.lab.training.network import weight_count
 from deepmemory.lab.writing import put
 
 # Okabe and Ito's colours, told apart by colour-blind readers; dashes and markers tell them apart in black and white.
@@ -188,10 +188,9 @@ def narrow(changed: str) -> list[str]:
 
 def curve(one: scores.Trained, series: str) -> tuple[list[int], list[float], list[float], list[float]]:
     """Epochs, mean, lowest and highest over the runs that had a finite value there; of very many epochs, some."""
-    column = one.study.series.index(series)
     found: list[tuple[int, list[float]]] = []
     for epoch in range(min(one.reached, one.epochs)):
-        values = [run.curves[epoch][column] for run in one.begun if epoch < len(run.curves)]
+        values = [run.curves[series][epoch] for run in one.begun if epoch < run.epochs]
         if finite := [value for value in values if isfinite(value)]:
             found.append((epoch + 1, finite))
     apart = -(-len(found) // MOST_POINTS)

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 
-from deepmemory.lab import loop_time, paper
-from deepmemory.lab.records import Records
+from deepmemory.lab import paper
+from deepmemory.lab.bench import loop_time
+from deepmemory.lab.records.database import Records
 from deepmemory.lab.report import blocks, figures, markdown, real, watched
 from deepmemory.lab.report.scores import Account, accounts
 from deepmemory.lab.report.tables import (
@@ -276,8 +277,8 @@ def claims_table(found: list[Verdict]) -> str:
 
 def settings_table(picture: Picture) -> str:
     """Block, rates and weights of each cell."""
-    from deepmemory.lab.network import weight_count
     from deepmemory.lab.tasks import task_of
+    from deepmemory.lab.training.network import weight_count
 
     body = ""
     for study in picture.studies.values():

@@ -20,7 +20,6 @@ from deepmemory.lab.report.scores import (
     in_the_end,
     is_ablated,
     outcome,
-    part_name,
     rates,
     value,
 )
@@ -59,15 +58,13 @@ def epoch_part(found: Sequence[Account]) -> list[Block]:
         own, chosen = (outcome(line.ours, line.measure, by=measure).test for measure in (line.measure, by))
         end = in_the_end(line.ours, line.measure)
         rows.append([line.place.words, *(mean(of, line) for of in (line.test, own, chosen, line.train, end))])
-        if line.place.part not in paper.OTHER_DATA:
-            theirs = value(line.test.mean)
-            nearer.append(abs(value(chosen.mean) - theirs) < abs(value(own.mean) - theirs))
+        theirs = value(line.test.mean)
+        nearer.append(abs(value(chosen.mean) - theirs) < abs(value(own.mean) - theirs))
     if not rows:
         return []
     heads = ["study", "test, paper", "best perplexity", "best accuracy", "train, paper", "validation in the end"]
-    left_out = f" ({' and '.join(map(part_name, paper.OTHER_DATA))} left out)" if len(rows) > len(nearer) else ""
     compared = (
-        f"In {sum(nearer)} of {len(nearer)} rows{left_out} its perplexity on the test is nearer to ours at the epoch "
+        f"In {sum(nearer)} of {len(nearer)} rows its perplexity on the test is nearer to ours at the epoch "
         "of the best accuracy than at that of the best perplexity. "
     )
     return [
@@ -75,7 +72,7 @@ def epoch_part(found: Sequence[Account]) -> list[Block]:
         Text(
             "The paper takes its scores from the epoch that was best on validation and does not say by which score. "
             "The launcher of the authors' published code sets accuracy for translation: that is how the tables above "
-            f"have it. {compared if nearer else ''}What the paper prints as perplexity of training stands beside ours "
+            f"have it. {compared}What the paper prints as perplexity of training stands beside ours "
             "on validation after the last epoch, the nearest to it here."
         ),
         Table(heads, rows),

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deepmemory.lab import paper
-from deepmemory.lab.loop_time import STEPS, LoopTime, key_of
+from deepmemory.lab.bench.loop_time import STEPS, LoopTime, key_of
 from deepmemory.lab.paper import REAL_RUNS, Spread
-from deepmemory.lab.progress import duration
 from deepmemory.lab.report.blocks import Block, Commands, Heading, Items, Table, Text, table
 from deepmemory.lab.report.cells import NOTHING, both, cell_name, difference, images, mean, runs_in_words, show
 from deepmemory.lab.report.claims import (
@@ -39,6 +38,7 @@ from deepmemory.lab.report.scores import (
 )
 from deepmemory.lab.report.tables import machines
 from deepmemory.lab.settings import REAL
+from deepmemory.lab.training.progress import duration
 
 TITLE = "Real data, paper and ours"
 WORDS = {True: "agrees", False: "**differs**", None: "open"}
@@ -142,11 +142,6 @@ def agreement(found: Sequence[Account], verdicts: Sequence[TableVerdict]) -> str
     if not judged:
         return "No study here has the paper's settings and all of its epochs; nothing is compared with the paper."
     said = [f"{judged.count(REPRODUCED)} of {len(judged)} rows of the paper's tables that were run are reproduced."]
-    other = [verdict for account in found for verdict in account.judged(*paper.OTHER_DATA)]
-    if other:
-        good, rows = judged.count(REPRODUCED) - other.count(REPRODUCED), len(judged) - len(other)
-        names = " and ".join(map(part_name, paper.OTHER_DATA))
-        said.append(f"Without {names}, whose file here is an older one than the authors': {good} of {rows}.")
     decided = [v for v in verdicts if v.agrees is not None]
     if decided:
         hold, neither = sum(bool(v.agrees) for v in decided), sum(not v.agrees and not v.printed for v in decided)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from deepmemory.lab import paper
 from deepmemory.lab.paper import Reading, Result, Spread
-from deepmemory.lab.records import DIVERGED, REACHED, Run, Study
+from deepmemory.lab.records.database import DIVERGED, REACHED, Run, Study
 from deepmemory.lab.report.tables import figure_name
 from deepmemory.lab.settings import LANGUAGES, PIXELS, REAL, Setting
 
@@ -72,19 +72,19 @@ class Trained:
     @cached_property
     def complete(self) -> list[Run]:
         """Runs that have had all epochs, and diverged ones once the others have."""
-        full = [run for run in self.begun if len(run.curves) >= self.epochs or run.state == REACHED]
+        full = [run for run in self.begun if run.epochs >= self.epochs or run.state == REACHED]
         lost = [run for run in self.begun if run.state == DIVERGED and run not in full]
         return full + lost if full or len(lost) == len(self.begun) else []
 
     @cached_property
     def begun(self) -> list[Run]:
         """Runs with something recorded."""
-        return [run for run in self.study.runs if run.curves]
+        return [run for run in self.study.runs if run.epochs]
 
     @property
     def reached(self) -> int:
         """Epochs of the longest run."""
-        return max(len(run.curves) for run in self.begun)
+        return max(run.epochs for run in self.begun)
 
     @property
     def is_papers(self) -> bool:
@@ -329,7 +329,7 @@ class Account:
 
 def accounts(studies: Sequence[Study]) -> list[Account]:
     """Sort studies by task; those without a finished epoch are left out."""
-    begun = [trained(study) for study in studies if study.setting.task in REAL and any(r.curves for r in study.runs)]
+    begun = [trained(study) for study in studies if study.setting.task in REAL and any(r.epochs for r in study.runs)]
     return [Account(task, of_task) for task in REAL if (of_task := [one for one in begun if one.place.task == task])]
 
 
@@ -421,7 +421,7 @@ def outcome(of: Trained, measure: str, scale: Callable[[float], float] = float, 
     ``by`` is the measure that chooses the epoch, if not the usual one.
     """
     runs, by = of.complete or of.begun, by or paper.EPOCH_BY.get(of.place.task, measure)
-    at_best = [tuple(map(scale, scores(run, of.study.series, measure, of.epochs, by))) for run in runs]
+    at_best = [tuple(map(scale, scores(run, measure, of.epochs, by))) for run in runs]
     tests = tuple(test for *_, test in at_best)
     finite = [run for run, test in enumerate(tests) if math.isfinite(test)]
     choose = max if higher_is_better(measure) else min
@@ -448,21 +448,19 @@ def welch(difference: float, *samples: tuple[float, int]) -> float:
     return max(0.0, 1 - 2 * scale * area)
 
 
-def scores(run: Run, series: Sequence[str], measure: str, epochs: int, by: str) -> tuple[float, float, float]:
+def scores(run: Run, measure: str, epochs: int, by: str) -> tuple[float, float, float]:
     """Train, validation and test score at the epoch whose ``by`` was best on validation; nan if none was finite."""
-    columns, chooser = [series.index(f"{split}_{measure}") for split in SPLITS], series.index(f"valid_{by}")
-    finite = [row for row in run.curves[:epochs] if math.isfinite(row[chooser])]
+    finite = {epoch: value for epoch, value in enumerate(run.curves[f"valid_{by}"][:epochs], 1) if math.isfinite(value)}
     if not finite:
         return math.nan, math.nan, math.nan
-    chosen = (max if higher_is_better(by) else min)(finite, key=lambda row: row[chooser])
-    train, valid, test = (chosen[column] for column in columns)
+    best = run.at_epoch((max if higher_is_better(by) else min)(finite, key=lambda epoch: finite[epoch]))
+    train, valid, test = (best[f"{split}_{measure}"] for split in SPLITS)
     return train, valid, test
 
 
 def in_the_end(of: Trained, measure: str) -> Spread:
     """Best, mean and deviation of the runs' validation scores after the last of the paper's epochs."""
-    column = of.study.series.index(f"valid_{measure}")
-    values = [run.curves[: of.epochs][-1][column] for run in of.complete or of.begun]
+    values = [run.curves[f"valid_{measure}"][: of.epochs][-1] for run in of.complete or of.begun]
     best = (max if higher_is_better(measure) else min)(values)
     return spread(values, values.index(best))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from deepmemory.lab import paper
 from deepmemory.lab.paper import Claim, Reading
-from deepmemory.lab.records import DIVERGED, RUNNING, Run, Study
+from deepmemory.lab.records.database import DIVERGED, RUNNING, Run, Study
 from deepmemory.lab.settings import CELLS, OWNERS, SYNTHETIC, TASKS, THRESHOLDS, threshold_label
 from deepmemory.lab.writing import file_name
 
@@ -82,7 +82,7 @@ def pictures(studies: Sequence[Study]) -> list[Picture]:
     """Sort studies into figures; a cell whose own settings were not varied stands in every figure of its kind."""
     found: dict[tuple[str, tuple, tuple], dict[str, Study]] = {}
     for study in studies:
-        if study.setting.task in SYNTHETIC and any(run.curves for run in study.runs):
+        if study.setting.task in SYNTHETIC and any(run.epochs for run in study.runs):
             common, own = differences(study)
             found.setdefault((study.setting.task, common, own), {})[study.setting.cell] = study
     made = []
@@ -113,10 +113,10 @@ def row(study: Study) -> Row:
         training=sum(run.state == RUNNING for run in study.runs),
         under=tuple(len(epochs) for epochs in reached),
         median_epoch=tuple(median_of([e for e in epochs if e]) for epochs in reached),
-        epochs=max((len(run.curves) for run in study.runs), default=0),
+        epochs=max((run.epochs for run in study.runs), default=0),
         seconds=max((run.seconds for run in study.runs), default=0.0),
-        test_loss=median_of([run.test[0] for run in study.runs if run.test]),
-        test_accuracy=median_of([run.test[1] for run in study.runs if run.test]),
+        test_loss=median_of([run.test["loss"] for run in study.runs if run.test]),
+        test_accuracy=median_of([run.test["accuracy"] for run in study.runs if run.test]),
     )
 
 
@@ -138,7 +138,7 @@ def counts_by_epoch(study: Study, index: int, epochs: int) -> list[int]:
 
 def longest(studies: dict[str, Study]) -> int:
     """Epochs the axis of a picture needs."""
-    return max(max(len(run.curves) for run in study.runs) for study in studies.values())
+    return max(max(run.epochs for run in study.runs) for study in studies.values())
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def patience_note(found: Sequence[Picture]) -> str:
 def epochs_with_patience(found: Sequence[Picture]) -> tuple[int, int]:
     """Epochs that the runs of the main pictures took, and that they would take if the last threshold stopped them."""
     runs = [run for picture in found if not picture.variant for study in picture.studies.values() for run in study.runs]
-    return sum(len(run.curves) for run in runs), sum(run.first_under[-1] or len(run.curves) for run in runs)
+    return sum(run.epochs for run in runs), sum(run.first_under[-1] or run.epochs for run in runs)
 
 
 # --- claims ---------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 from deepmemory.gradients import CANDIDATE_LIMIT, GATE_LIMIT
 from deepmemory.lab import paper
-from deepmemory.lab.records import Run, Study
+from deepmemory.lab.records.database import Run, Study
 from deepmemory.lab.report import scores, tables
 from deepmemory.lab.report.blocks import Block, Commands, Heading, Image, Items, Table, Text, to_markdown
 from deepmemory.lab.report.figures import STYLES
@@ -83,7 +83,7 @@ class Watched:
     @property
     def runs(self) -> list[Run]:
         """Those that were watched."""
-        return [run for run in self.study.runs if run.seed in self.numbers and run.curves]
+        return [run for run in self.study.runs if run.seed in self.numbers and run.epochs]
 
     def of_run(self, seed: int, quantity: Quantity) -> dict[int, float]:
         """A quantity by epoch, folded over the layers; what is nan is left out."""
@@ -102,8 +102,7 @@ class Watched:
 
     def losses(self, run: Run) -> dict[int, float]:
         """Finite validation losses by epoch."""
-        column = self.study.series.index(LOSS.name)
-        return {e: values[column] for e, values in enumerate(run.curves, 1) if math.isfinite(values[column])}
+        return {epoch: loss for epoch, loss in enumerate(run.curves[LOSS.name], 1) if math.isfinite(loss)}
 
     def curves(self, quantity: Quantity) -> list[dict[int, float]]:
         """Of every run, by epoch."""

@@ -6,9 +6,9 @@ import os
 from functools import lru_cache
 
 from deepmemory.lab.data import load_digits, load_music, load_pairs, load_text
-from deepmemory.lab.settings import Setting
+from deepmemory.lab.settings import DEFAULTS, Setting
 from deepmemory.lab.tasks.adding import Adding
-from deepmemory.lab.tasks.batch import Batch, Feed, Shape, Tally, Task
+from deepmemory.lab.tasks.batch import SPLITS, Batch, Feed, Shape, Tally, Task
 from deepmemory.lab.tasks.natlang import NatLang
 from deepmemory.lab.tasks.noisy_sequence import NoisySequence
 from deepmemory.lab.tasks.pixel_mnist import PixelMNIST
@@ -18,6 +18,7 @@ from deepmemory.lab.tasks.temporal_order import TemporalOrder
 from deepmemory.lab.tasks.translation import Translation
 
 __all__ = [
+    "TASK_CLASSES",
     "Adding",
     "Batch",
     "Feed",
@@ -31,8 +32,35 @@ __all__ = [
     "Task",
     "TemporalOrder",
     "Translation",
+    "data_of",
+    "series_of",
     "task_of",
 ]
+
+
+TASK_CLASSES: dict[str, type[Task]] = {
+    "adding": Adding,
+    "temporal-order": TemporalOrder,
+    "noisy-sequence": NoisySequence,
+    "polymusic": PolyMusic,
+    "natlang": NatLang,
+    "translation": Translation,
+    "pixel-mnist": PixelMNIST,
+}
+
+
+def series_of(task: str) -> tuple[str, ...]:
+    """Names of the values that every epoch of a task records, in the order they are stored.
+
+    >>> series_of("adding")
+    ('train_loss', 'valid_loss', 'valid_accuracy')
+    >>> series_of("polymusic")
+    ('train_loss', 'valid_loss', 'test_loss')
+    """
+    kind = TASK_CLASSES[task]
+    if not kind.every_epoch:
+        return ("train_loss", "valid_loss", *(f"valid_{name}" for name in kind.measures))
+    return tuple(f"{split}_{name}" for name in ("loss", *kind.measures) for split in SPLITS.values())
 
 
 def task_of(setting: Setting, data: str | None = None) -> Task:
@@ -43,24 +71,32 @@ def task_of(setting: Setting, data: str | None = None) -> Task:
         return TemporalOrder(setting.min_length, setting.max_length)
     if setting.task == "noisy-sequence":
         return NoisySequence(setting.min_length, setting.noise == "fixed")
-    return real_task(
-        setting.task,
-        setting.music,
-        setting.language,
-        setting.pairs,
-        setting.pixels == "permuted",
-        setting.limit,
-        data or os.environ.get("DEEPMEMORY_DATA"),
-    )
+    name = data_of(setting)
+    assert name is not None
+    folder = data or os.environ.get("DEEPMEMORY_DATA")
+    return real_task(setting.task, name, setting.pairs, setting.pixels == "permuted", setting.limit, folder)
 
 
 @lru_cache(maxsize=1)
-def real_task(task: str, music: str, language: str, pairs: int, permuted: bool, limit: int, data: str | None) -> Task:
+def real_task(task: str, name: str, pairs: int, permuted: bool, limit: int, data: str | None) -> Task:
     """Studies of one task follow each other: read its data once, and copy it to a device once."""
     if task == "polymusic":
-        return PolyMusic(load_music(music, data), limit)
+        return PolyMusic(load_music(name, data), limit)
     if task == "natlang":
         return NatLang(load_text(data), limit)
     if task == "translation":
-        return Translation(load_pairs(language, pairs or None, data))
+        return Translation(load_pairs(name, pairs or None, data))
     return PixelMNIST(load_digits(data), permuted, limit)
+
+
+def data_of(setting: Setting) -> str | None:
+    """The registry's name of the data that a setting reads; None for synthetic tasks.
+
+    >>> data_of(Setting("translation", language="german")), data_of(Setting())
+    ('german', None)
+    """
+    pairs = setting.language
+    if setting.release != DEFAULTS["release"]:
+        pairs += f"-{setting.release}"
+    names = {"polymusic": setting.music, "natlang": "ptb", "translation": pairs, "pixel-mnist": "mnist"}
+    return names.get(setting.task)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepmemory.lab import draws
 from deepmemory.lab.tasks.synthetic import Drawn, Sequences, lengths_between, positions
+from deepmemory.lab.training import random_streams
 
 TOLERANCE = 0.04  # Hochreiter and Schmidhuber count an answer as right within this
 
@@ -34,15 +34,15 @@ class Adding(Drawn):
 
     def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
-        of_length, of_first, of_second, of_values = (draws.derive(keys, index) for index in range(4))
+        of_length, of_first, of_second, of_values = (random_streams.derive(keys, index) for index in range(4))
         lengths = lengths_between(of_length, self.shortest, self.longest)
-        first = draws.below(of_first, 10)
-        second = draws.below(of_second, lengths // 2 - 2)
+        first = random_streams.below(of_first, 10)
+        second = random_streams.below(of_second, lengths // 2 - 2)
         second = second + (second >= first)  # every position but the first mark's, each as likely
 
         time = positions(self.longest, keys)  # (1, T, 1); all below is (R, T, B)
         real = time < lengths[:, None]
-        values = 2 * draws.uniform(draws.derive(of_values[:, None], time), dtype) - 1
+        values = 2 * random_streams.uniform(random_streams.derive(of_values[:, None], time), dtype) - 1
         marked = (time == first[:, None]) | (time == second[:, None])
         ends = (time == 0) | (time == lengths[:, None] - 1)
         marker = (marked & ~ends).to(dtype) - ends.to(dtype)

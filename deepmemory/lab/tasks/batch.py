@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab import draws
 from deepmemory.lab.settings import Setting
+from deepmemory.lab.training import random_streams
 
-SPLITS = {draws.TRAINING: "train", draws.VALIDATION: "valid", draws.TEST: "test"}
+SPLITS = {random_streams.TRAINING: "train", random_streams.VALIDATION: "valid", random_streams.TEST: "test"}
 Shard = tuple[int, int]  # this process and how many there are: each takes its part of the sequences of every batch
 WHOLE: Shard = (0, 1)
 Shape = tuple[int, ...]  # time steps of a batch; batches of one shape are made by the same operations
@@ -52,13 +52,8 @@ class Feed(Protocol):
 class Task(Protocol):
     """Data, network, loss and measures."""
 
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """What is measured beside the loss: perplexity, accuracy."""
-
-    @property
-    def every_epoch(self) -> bool:
-        """All measures are taken on all splits after every epoch, as for the tables; or on validation alone."""
+    measures: ClassVar[tuple[str, ...]]  # beside the loss: perplexity, accuracy
+    every_epoch: ClassVar[bool]  # whether an epoch is measured on all splits, as for the tables, or on validation alone
 
     @property
     def numbers(self) -> int:
@@ -70,7 +65,7 @@ class Task(Protocol):
     def feed(
         self, split: int, setting: Setting, seeds: Tensor, at_once: int, dtype: torch.dtype, shard: Shard = WHOLE
     ) -> Feed:
-        """``draws.TRAINING``, ``VALIDATION`` or ``TEST`` for the runs of these seeds, on the seeds' device."""
+        """``random_streams.TRAINING``, ``VALIDATION`` or ``TEST`` for the runs of these seeds, on the seeds' device."""
 
     def tally(self, output: Any, batch: Batch) -> Tally:
         """Loss and right answers of what the network gave, (R, B, ...)."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from deepmemory.lab.data.text import Corpus
-from deepmemory.lab.network import WordNetwork, tensors_in, zero_state
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, counted, cross_entropy
 from deepmemory.lab.tasks.on_device import OnDevice
+from deepmemory.lab.training.network import WordNetwork, tensors_in, zero_state
 
 
 class NatLang:
@@ -22,8 +22,8 @@ class NatLang:
     exp(cross-entropy), as the authors take it; exp(loss) is the usual one.
     """
 
-    measures = ("perplexity",)
-    every_epoch = True
+    measures: ClassVar[tuple[str, ...]] = ("perplexity",)
+    every_epoch: ClassVar[bool] = True
 
     def __init__(self, corpus: Corpus, limit: int = 0) -> None:
         """``limit``: the first so many words of each split; 0 is all."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepmemory.lab import draws
 from deepmemory.lab.tasks.batch import correct
 from deepmemory.lab.tasks.synthetic import Drawn, Sequences, classification_losses, one_hot, positions
+from deepmemory.lab.training import random_streams
 
 RESERVED = 2  # symbols 0 and 1 stand at the start, and only there
 
@@ -41,10 +41,10 @@ class NoisySequence(Drawn):
 
     def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
-        target = draws.below(draws.derive(keys, 0), RESERVED)
-        of_noise = derive_fixed(keys) if self.fixed else draws.derive(keys, 1)
+        target = random_streams.below(random_streams.derive(keys, 0), RESERVED)
+        of_noise = derive_fixed(keys) if self.fixed else random_streams.derive(keys, 1)
         time = positions(self.longest, keys)  # (1, T, 1); symbols are (R, T, B)
-        noise = RESERVED + draws.below(draws.derive(of_noise[:, None], time), self.longest - RESERVED)
+        noise = RESERVED + random_streams.below(random_streams.derive(of_noise[:, None], time), self.longest - RESERVED)
         symbols = torch.where(time == 0, target[:, None], noise)
         x = one_hot(symbols, self.longest, dtype)
         return Sequences(x.transpose(1, 2), None, target)
@@ -60,4 +60,4 @@ class NoisySequence(Drawn):
 
 def derive_fixed(keys: Tensor) -> Tensor:
     """The one key of the fixed noise, in the place of every sequence's own."""
-    return draws.derive(torch.zeros_like(keys), draws.NOISE)
+    return random_streams.derive(torch.zeros_like(keys), random_streams.NOISE)

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab import draws
 from deepmemory.lab.data.digits import Digits
-from deepmemory.lab.network import Network
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, correct, cross_entropy
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.sequences import NOBODY, OrderedFeed, ShuffledFeed
+from deepmemory.lab.training import random_streams
+from deepmemory.lab.training.network import Network
 
 VALIDATION = 5000  # of the training images, the last ones; fewer where there are few
-PERMUTATION_SEED = 0  # of the one order of pixels that every permuted run reads, by draws.permutations
+PERMUTATION_SEED = 0  # of the one order of pixels that every permuted run reads, by random_streams.permutations
 
 
 class PixelMNIST:
     """The pixels of a digit row by row, or in one fixed order that mixes them; which digit was it?"""
 
-    measures = ("accuracy",)
-    every_epoch = True
+    measures: ClassVar[tuple[str, ...]] = ("accuracy",)
+    every_epoch: ClassVar[bool] = True
     input_size, output_size = 1, 10
 
     def __init__(self, digits: dict[str, Digits], permuted: bool = False, limit: int = 0) -> None:
@@ -43,7 +45,7 @@ class PixelMNIST:
         """Which pixel comes when."""
         if not permuted:
             return torch.arange(self.steps)
-        return draws.permutations(torch.tensor([PERMUTATION_SEED]), draws.ORDER, 0, self.steps)[0]
+        return random_streams.permutations(torch.tensor([PERMUTATION_SEED]), random_streams.ORDER, 0, self.steps)[0]
 
     def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
         """A recurrent block and a linear layer on its last state."""
@@ -63,7 +65,7 @@ class PixelMNIST:
             return Batch((x.transpose(1, 2),), labels[at], items != NOBODY)
 
         everything, lengths = torch.arange(len(labels))[None], torch.full((len(labels),), self.steps)
-        if split == draws.TRAINING:
+        if split == random_streams.TRAINING:
             return ShuffledFeed(make, everything, [lengths], seeds, at_once, inputs=1, shard=shard)
         return OrderedFeed(make, everything, [lengths], seeds.device, at_once, inputs=1)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab import draws
 from deepmemory.lab.data.music import KEYS
-from deepmemory.lab.network import StepwiseNetwork
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, counted
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.sequences import NOBODY, OrderedFeed, ShuffledFeed
+from deepmemory.lab.training import random_streams
+from deepmemory.lab.training.network import StepwiseNetwork
 
 
 class PolyMusic:
@@ -23,8 +24,8 @@ class PolyMusic:
     all pieces where it is measured.
     """
 
-    measures: tuple[str, ...] = ()
-    every_epoch = True
+    measures: ClassVar[tuple[str, ...]] = ()
+    every_epoch: ClassVar[bool] = True
     input_size = output_size = KEYS
 
     def __init__(self, pieces: dict[str, list[Tensor]], limit: int = 0) -> None:
@@ -60,7 +61,7 @@ class PolyMusic:
             x = sound[:, :-1] * real[..., None]
             return Batch((x.transpose(1, 2), lengths), sound[:, 1:].transpose(1, 2), real.transpose(1, 2))
 
-        if split == draws.TRAINING:
+        if split == random_streams.TRAINING:
             return ShuffledFeed(make, torch.arange(len(frames))[None], [frames], seeds, at_once, inputs=2, shard=shard)
         by_length = frames.argsort()[None]  # every frame counts the same, so the order is free; short pieces end soon
         return OrderedFeed(make, by_length, [frames], seeds.device, setting.batch, inputs=2)

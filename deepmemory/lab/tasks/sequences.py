@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepmemory.lab import draws
 from deepmemory.lab.tasks.batch import WHOLE, Batch, Shape, Shard
+from deepmemory.lab.training import random_streams
 
 NOBODY = -1  # in the place of a sequence where the last batch is not full
 
@@ -40,7 +40,9 @@ class ShuffledFeed:
 
     def plan(self, epoch: int) -> list[Shape]:
         """Shuffle; a batch is as long as its longest sequence in any run, rounded up so that there are few shapes."""
-        order = self.items.gather(1, draws.permutations(self.seeds, draws.ORDER, epoch, self.items.shape[1]))
+        order = self.items.gather(
+            1, random_streams.permutations(self.seeds, random_streams.ORDER, epoch, self.items.shape[1])
+        )
         return lay_out(order, self.order, self.lengths, longest_first=True)
 
     def batch(self, step: Tensor | int, shape: Shape) -> Batch:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab import draws
-from deepmemory.lab.network import Network
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally
+from deepmemory.lab.training import random_streams
+from deepmemory.lab.training.network import Network
 
 
 class Sequences(NamedTuple):
@@ -25,8 +25,8 @@ class Sequences(NamedTuple):
 class Drawn(Protocol):
     """A task whose sequences follow from keys."""
 
-    measures: tuple[str, ...] = ("accuracy",)
-    every_epoch: bool = False
+    measures: ClassVar[tuple[str, ...]] = ("accuracy",)
+    every_epoch: ClassVar[bool] = False
 
     @property
     def input_size(self) -> int:
@@ -62,10 +62,15 @@ class Drawn(Protocol):
         self, split: int, setting: Setting, seeds: Tensor, at_once: int, dtype: torch.dtype, shard: Shard = WHOLE
     ) -> Feed:
         """Fresh sequences at every step for training; for validation and test those that all runs and studies share."""
-        if split == draws.TRAINING:
+        if split == random_streams.TRAINING:
             return FreshFeed(self, seeds, setting.batch, setting.steps, dtype, shard)
         return FixedFeed(
-            self, split, setting.validation if split == draws.VALIDATION else setting.test, at_once, seeds.device, dtype
+            self,
+            split,
+            setting.validation if split == random_streams.VALIDATION else setting.test,
+            at_once,
+            seeds.device,
+            dtype,
         )
 
     def tally(self, output: Tensor, batch: Batch) -> Tally:
@@ -99,7 +104,7 @@ class FreshFeed:
 
     def batch(self, step: Tensor | int, shape: Shape) -> Batch:
         """Every run's own sequences."""
-        keys = draws.sequence_keys(self.seeds, draws.TRAINING, self.first + step, self.at_once)
+        keys = random_streams.sequence_keys(self.seeds, random_streams.TRAINING, self.first + step, self.at_once)
         x, lengths, target = self.task.make(keys[:, self.shard[0] :: self.shard[1]], self.dtype)
         return Batch((x, lengths), target)
 
@@ -128,7 +133,7 @@ class FixedFeed:
         """A part of them."""
         anyone = torch.zeros(1, dtype=torch.int64, device=self.device)
         first = int(step) * self.at_once
-        keys = draws.sequence_keys(anyone, self.split, 0, min(self.at_once, self.count - first), first)
+        keys = random_streams.sequence_keys(anyone, self.split, 0, min(self.at_once, self.count - first), first)
         x, lengths, target = self.task.make(keys, self.dtype)
         return Batch((x[0], None if lengths is None else lengths[0]), target)
 
@@ -138,7 +143,7 @@ class FixedFeed:
 
 def lengths_between(keys: Tensor, shortest: int, longest: int) -> Tensor:
     """A length for each key, both ends included."""
-    return shortest + draws.below(keys, longest - shortest + 1)
+    return shortest + random_streams.below(keys, longest - shortest + 1)
 
 
 def positions(steps: int, keys: Tensor) -> Tensor:

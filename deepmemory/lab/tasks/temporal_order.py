@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from deepmemory.lab import draws
 from deepmemory.lab.tasks.batch import correct
 from deepmemory.lab.tasks.synthetic import Drawn, Sequences, classification_losses, lengths_between, one_hot, positions
+from deepmemory.lab.training import random_streams
 
 START, END, X, Y, DISTRACTORS = 0, 1, 2, 3, 4  # symbols 4 to 7 are the distractors a, b, c, d
 WINDOWS = (10, 33, 66)  # first step of the window of each mark
@@ -38,14 +38,14 @@ class TemporalOrder(Drawn):
 
     def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
-        of_length, of_distractors = draws.derive(keys, 0), draws.derive(keys, 1)
+        of_length, of_distractors = random_streams.derive(keys, 0), random_streams.derive(keys, 1)
         lengths = lengths_between(of_length, self.shortest, self.longest)
         time = positions(self.longest, keys)  # (1, T, 1); symbols are (R, T, B)
-        symbols = DISTRACTORS + draws.below(draws.derive(of_distractors[:, None], time), 4)
+        symbols = DISTRACTORS + random_streams.below(random_streams.derive(of_distractors[:, None], time), 4)
         target = torch.zeros_like(keys)
         for mark, start in enumerate(WINDOWS):
-            at = start + draws.below(draws.derive(keys, 2 + 2 * mark), WINDOW)
-            is_y = draws.below(draws.derive(keys, 3 + 2 * mark), 2)
+            at = start + random_streams.below(random_streams.derive(keys, 2 + 2 * mark), WINDOW)
+            is_y = random_streams.below(random_streams.derive(keys, 3 + 2 * mark), 2)
             symbols = torch.where(time == at[:, None], X + is_y[:, None], symbols)
             target = 2 * target + is_y
         symbols = torch.where(time == lengths[:, None] - 1, END, symbols)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab import draws
 from deepmemory.lab.data.pairs import END, Pairs
-from deepmemory.lab.network import Translator
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally, correct, counted, cross_entropy
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.sequences import NOBODY, OrderedFeed, ShuffledFeed
+from deepmemory.lab.training import random_streams
+from deepmemory.lab.training.network import Translator
 
 SHARES = (0.70, 0.15)  # of all pairs for training and validation; the rest is for the test
 
@@ -23,8 +25,8 @@ class Translation:
     translation has.
     """
 
-    measures = ("perplexity", "accuracy")
-    every_epoch = True
+    measures: ClassVar[tuple[str, ...]] = ("perplexity", "accuracy")
+    every_epoch: ClassVar[bool] = True
 
     def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs
@@ -61,17 +63,17 @@ class Translation:
 
         items = self.split(seeds.cpu())[split]
         lengths = [self.pairs.foreign.lengths, self.pairs.english.lengths]
-        if split == draws.TRAINING:
+        if split == random_streams.TRAINING:
             return ShuffledFeed(make, items, lengths, seeds, at_once, inputs=3, shard=shard)
         return OrderedFeed(make, items, lengths, seeds.device, at_once, inputs=3)
 
     def split(self, seeds: Tensor) -> dict[int, Tensor]:
         """The numbers of each run's pairs, (R, pairs), by split."""
         count = len(self.pairs.english.lengths)
-        order = draws.permutations(seeds, draws.SPLIT, 0, count)
+        order = random_streams.permutations(seeds, random_streams.SPLIT, 0, count)
         train, valid = (round(share * count) for share in SHARES)
         parts = order.split([train, valid, count - train - valid], 1)
-        return dict(zip((draws.TRAINING, draws.VALIDATION, draws.TEST), parts, strict=True))
+        return dict(zip((random_streams.TRAINING, random_streams.VALIDATION, random_streams.TEST), parts, strict=True))
 
     def tally(self, output: Tensor, batch: Batch) -> Tally:
         """Every word counts once."""

@@ -100,6 +100,7 @@ def tiny_datasets():
         contents[f"mnist/{short}-images-idx3-ubyte.gz"] = gzip.compress(idx(IMAGES[part]), mtime=0)
         contents[f"mnist/{short}-labels-idx1-ubyte.gz"] = gzip.compress(idx(LABELS[part]), mtime=0)
     contents["translation/spa-eng.zip"] = zipped({"spa-eng/_about.txt": b"about", "spa-eng/spa.txt": PAIRS})
+    contents["translation/deu-2020-12.txt"] = b"1\t2\n" + PAIRS
     contents["translation/deu-eng.zip"] = zipped({"deu.txt": PAIRS, "_about.txt": b"about"})
     contents["translation/por-eng.zip"] = zipped({"por.txt": PAIRS})
     datasets = {}

@@ -53,9 +53,10 @@ def test_check_reads_and_counts(tiny, monkeypatch):
     assert "spanish: damaged; counted 3 pairs" in result.output
 
 
-def test_check_fails_on_what_is_damaged_or_asked_for_and_missing(tiny):
+def test_check_fails_on_what_is_missing_or_damaged(tiny):
     (tiny / "polymusic/MuseData.mat").unlink()
-    assert invoke("check", "--data", tiny).exit_code == 0
+    assert invoke("check", "--data", tiny).exit_code == 1
+    assert invoke("check", "nottingham", "--data", tiny).exit_code == 0
     result = invoke("check", "musedata", "--data", tiny, "--json")
     assert result.exit_code == 1
     assert json.loads(result.output)["state"] == "missing"
@@ -79,7 +80,7 @@ def test_fetch_fills_the_cache_and_goes_on_after_a_failure(tiny, cache, monkeypa
         del pages.bodies["/german"]
         result = invoke("fetch", "german", "nottingham")
         assert result.exit_code == 1
-        assert "german: failed; translation/deu-eng.zip could not be fetched" in result.output
+        assert "german: failed; translation/deu-2020-12.txt could not be fetched" in result.output
         assert f"nottingham: good; {cache / 'polymusic/Nottingham.mat'}, sha256 " in result.output
         assert invoke("fetch", "nottingham", "--json").exit_code == 0
         assert len(pages.asked) == 2

@@ -29,8 +29,9 @@ def test_loaders_read_a_data_folder(tiny):
     assert digits["train"].images.shape == (5, 28, 28)
     assert digits["train"].labels.tolist() == [3, 1, 4, 1, 5]
     assert len(digits["test"].images) == 2
-    for language in ("spanish", "german", "portuguese"):
-        assert load_pairs(language, None, tiny).foreign.lengths.tolist() == [4, 4, 5]
+    for name in ("spanish", "german", "german-2018", "portuguese"):
+        assert load_pairs(name, None, tiny).foreign.lengths.tolist() == [4, 4, 5]
+    assert load_pairs("german-2018", None, tiny).language == "german"
 
 
 def test_the_variable_names_the_folder_and_an_argument_comes_first(tiny, monkeypatch, tmp_path):
@@ -125,7 +126,7 @@ def test_a_recorded_hash_counts_where_the_registry_has_none(tiny):
 def test_names_that_do_not_exist():
     with pytest.raises(ValueError, match="unknown music 'ptb'; choose from nottingham, jsb-chorales"):
         load_music("ptb")
-    with pytest.raises(ValueError, match="unknown language 'dutch'; choose from spanish, german, portuguese"):
+    with pytest.raises(ValueError, match="unknown language 'dutch'; choose from spanish, german, german-2018"):
         load_pairs("dutch")
     with pytest.raises(ValueError, match="unknown dataset 'x'; choose from nottingham"):
         registry.dataset("x")

@@ -246,6 +246,18 @@ def test_a_limit_takes_the_first_lines_and_their_words():
         parse_pairs(making.PAIRS, "spanish", 0)
 
 
+def test_a_header_is_no_pair_and_line_ends_of_windows_are_no_words():
+    raw = b"1\t2\r\n" + making.PAIRS.replace(b"\n", b"\r\n")
+    for limit in (None, 2):
+        headed, plain = parse_pairs(raw, "german", limit, header=1), parse_pairs(making.PAIRS, "german", limit)
+        assert headed.foreign.words == plain.foreign.words
+        assert headed.english.ids.tolist() == plain.english.ids.tolist()
+    with pytest.raises(DataError, match="1 pairs were asked for, the german file has 0"):
+        parse_pairs(b"1\t2\r\n", "german", header=1)
+    with pytest.raises(DataError, match="line 3 of the german pairs has no tab"):
+        parse_pairs(b"1\t2\na\tb\nc\n", "german", header=1)
+
+
 def test_pairs_of_another_kind():
     with pytest.raises(DataError, match="line 2 of the german pairs has no tab"):
         parse_pairs(b"a\tb\nc\n", "german")

@@ -51,14 +51,24 @@ def test_spanish_has_the_vocabularies_of_the_papers_authors():
     assert pairs.sha256 == DATASETS["spanish"].files[0].contents_sha256
 
 
-@pytest.mark.parametrize(("language", "foreign", "english"), [("spanish", 9_411, 4_932), ("german", 7_524, 4_671)])
-def test_the_first_30000_lines(language, foreign, english):
+FIRST_30000 = [("spanish", 9_411, 4_932), ("german", 7_218, 4_546), ("german-2018", 7_524, 4_671)]
+
+
+@pytest.mark.parametrize(("name", "foreign", "english"), FIRST_30000)
+def test_the_first_30000_pairs(name, foreign, english):
     """In Spanish one word fewer than with ¡ as a word of its own, which the authors' numbers say it is not."""
-    pairs = at_hand(load_pairs, language, 30_000)
+    pairs = at_hand(load_pairs, name, 30_000)
     assert len(pairs.english.ids) == 30_000
     assert (len(pairs.foreign.words) - 2, len(pairs.english.words) - 2) == (foreign, english)
     assert pairs.english.lengths.max() < 12  # the shortest sentences
 
 
-def test_german_whole():
-    assert at_hand(inventory.count, DATASETS["german"]) == DATASETS["german"].counts
+def test_german_begins_with_its_first_pair():
+    pairs = at_hand(load_pairs, "german", 1)
+    assert [pairs.english.words[i] for i in pairs.english.ids[0]] == ["<start>", "go", ".", "<end>"]
+    assert [pairs.foreign.words[i] for i in pairs.foreign.ids[0]] == ["<start>", "geh", ".", "<end>"]
+
+
+@pytest.mark.parametrize("name", ["german", "german-2018"])
+def test_german_whole(name):
+    assert at_hand(inventory.count, DATASETS[name]) == DATASETS[name].counts

@@ -1,0 +1,1 @@
+"""Speed against peers, and what a Python loop would take."""

@@ -1,1 +1,0 @@
-"""A page to try things out: one server on this machine, one page, nothing from anywhere else."""

@@ -1,0 +1,1 @@
+"""What happened: database, checkpoints, merging, provenance."""

@@ -1,0 +1,1 @@
+"""Network, loop over epochs, studies, random streams, progress and trackers."""

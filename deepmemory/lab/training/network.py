@@ -1,0 +1,285 @@
+"""The networks of the tasks: a recurrent block, what stands before it and what reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+import deepmemory as dm
+from deepmemory.lab.settings import Setting
+from deepmemory.lab.training import random_streams
+from deepmemory.ops import hoisted
+
+if TYPE_CHECKING:
+    from deepmemory.lab.tasks import Task
+
+
+WORD_FEATURES, DENSE = 64, 100  # of the language model: of a word, and of the layer before the output
+TRANSLATION_FEATURES = 650  # of a word in either language
+CUT_ON = ("cuda",)  # devices whose many multiprocessors share a product that is cut: see RunsLinear
+
+
+class Sizes(Protocol):
+    """What a network has to fit."""
+
+    @property
+    def input_size(self) -> int:
+        """Features of x, or kinds of words."""
+
+    @property
+    def output_size(self) -> int:
+        """Features of the output."""
+
+
+class Network(nn.Module):
+    """Answers once per sequence, from the state after its last real step."""
+
+    def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
+        super().__init__()
+        self.recurrent = recurrent_block(setting, task.input_size, engine)
+        self.output = nn.Linear(setting.hidden[-1], task.output_size)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """x (B, T, features) to (B, output_size)."""
+        _, state = self.recurrent(x, lengths=lengths)
+        h = state[0] if isinstance(self.recurrent, dm.LSTM) else state
+        return self.output(h[-1].flatten(0, -2))  # the last layer's; layers of different widths come as a tuple
+
+
+class StepwiseNetwork(nn.Module):
+    """Answers at every step, and can go on from the state it ended with."""
+
+    def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
+        super().__init__()
+        self.recurrent = recurrent_block(setting, task.input_size, engine)
+        self.output = nn.Linear(setting.hidden[-1], task.output_size)
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]:
+        """x (B, T, features) to (B, T, output_size) and the state after the last real step."""
+        y, state = self.recurrent(x, state, lengths=lengths)
+        return at_every_step(partial(of_rows, self.output), y), state
+
+
+class WordNetwork(nn.Module):
+    """The likely next word at every step of a text."""
+
+    def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(task.input_size, WORD_FEATURES)
+        self.recurrent = recurrent_block(setting, WORD_FEATURES, engine)
+        self.dense = nn.Linear(setting.hidden[-1], DENSE)
+        self.output = nn.Linear(DENSE, task.output_size)
+
+    def forward(self, words: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """words (B, T) to (B, T, words) and the last state."""
+        y, state = self.recurrent(in_time_order(self.embedding, words), state)
+        return at_every_step(lambda rows: of_rows(self.output, of_rows(self.dense, rows).relu()), y), state
+
+
+class Translator(nn.Module):
+    """Reads a sentence to its end and says it in another language, from the state it ended with.
+
+    A decoder that ``runs freely`` is fed the words it has said itself. Which words these are is found first, step
+    by step and without gradients; then all steps run in one go. No gradient flows through the choice of a
+    word, so this is the same as feeding back at every step, only faster.
+    """
+
+    def __init__(self, setting: Setting, foreign: int, english: int, engine: str = "auto") -> None:
+        super().__init__()
+        self.runs_freely = setting.feedback == "own"
+        self.read = nn.Embedding(foreign, TRANSLATION_FEATURES)
+        self.encoder = recurrent_block(setting, TRANSLATION_FEATURES, engine)
+        self.said = nn.Embedding(english, TRANSLATION_FEATURES)
+        self.decoder = recurrent_block(setting, TRANSLATION_FEATURES, engine)
+        self.output = nn.Linear(setting.hidden[-1], english)
+
+    def forward(self, foreign: Tensor, lengths: Tensor, english: Tensor) -> Tensor:
+        """foreign (B, T) and its lengths, english (B, S) from its start on, to (B, S - 1, words).
+
+        Of ``english`` a free decoder reads the first word alone; in ``eval`` every decoder is free.
+        """
+        state = self.encode(foreign, lengths)
+        words = english[:, :-1]
+        if self.runs_freely or not self.training:
+            words = self.own_words(state, words)
+        y, _ = self.decoder(in_time_order(self.said, words), state)
+        return at_every_step(partial(of_rows, self.output), y)
+
+    def encode(self, foreign: Tensor, lengths: Tensor) -> Any:
+        """The state after the last word of each sentence."""
+        return self.encoder(in_time_order(self.read, foreign), lengths=lengths)[1]
+
+    def step(self, word: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One word (B,) of each sentence to what may follow, (B, words), and the state."""
+        y, state = self.decoder(self.said(word)[:, None], state)
+        return self.output(y[:, 0]), state
+
+    @torch.no_grad()
+    def own_words(self, state: Any, words: Tensor) -> Tensor:
+        """The first of ``words`` (B, S) and the S - 1 likeliest ones after it."""
+        chosen = [words[:, 0]]
+        for _ in range(words.shape[1] - 1):
+            answer, state = self.step(chosen[-1], state)
+            chosen.append(answer.argmax(-1))
+        return torch.stack(chosen, 1)
+
+
+def in_time_order(embedding: nn.Embedding, words: Tensor) -> Tensor:
+    """Features (B, T, features) of words (B, T), time before batch in memory, as the layers read them."""
+    return embedding(words.mT).transpose(0, 1)
+
+
+def at_every_step(layer: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+    """A layer of rows on y (B, T, features); with the dimensions apart, vmap would copy the weights B times."""
+    return layer(y.flatten(0, 1)).unflatten(0, y.shape[:2])
+
+
+def of_rows(layer: nn.Linear, rows: Tensor) -> Tensor:
+    """A linear layer on very many rows; of many runs on a GPU by :class:`RunsLinear`."""
+    functorch, device = torch._C._functorch, rows.device.type
+    of_runs = functorch.is_batchedtensor(rows) and functorch.maybe_current_level() == 1  # vmap, and no other transform
+    if of_runs and device in CUT_ON and not torch.is_autocast_enabled(device):
+        return Linear.apply(rows, layer.weight, layer.bias)
+    return layer(rows)
+
+
+class Linear(torch.autograd.Function):
+    """``nn.functional.linear`` inside of ``torch.vmap``: all runs by :class:`RunsLinear`."""
+
+    @staticmethod
+    def forward(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Without runs."""
+        return nn.functional.linear(rows, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        """Gradients are those of the runs together."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
+        """Runs first."""
+        runs = info.batch_size
+        return RunsLinear.apply(
+            *(
+                t.expand(runs, *t.shape) if dim is None else t.movedim(dim, 0)
+                for t, dim in zip(tensors, in_dims, strict=True)
+            )
+        ), 0
+
+
+class RunsLinear(torch.autograd.Function):
+    """Linear layers of many runs on very many rows: (R, I, K), (R, N, K), (R, N) to (R, I, N).
+
+    The gradient of a weight is a sum over all rows that gives a small matrix, which the usual product leaves to a
+    few multiprocessors; see :func:`deepmemory.ops.hoisted.product`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """All runs in one product."""
+        ctx.save_for_backward(rows, weight)
+        return torch.baddbmm(bias[:, None], rows, weight.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Of rows, weight and bias."""
+        rows, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        return (
+            torch.bmm(grad, weight) if needs[0] else None,
+            hoisted.product(grad, rows) if needs[1] else None,
+            grad.sum(1) if needs[2] else None,
+        )
+
+
+def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> nn.Module:
+    """The cell of a setting with its initial weights."""
+    size, layers = (setting.hidden[0], 1) if len(setting.hidden) == 1 else (list(setting.hidden), len(setting.hidden))
+    if setting.cell == "dmu":
+        return dm.DMU(
+            input_size,
+            size,
+            layers,
+            batch_first=True,
+            transition=setting.transition,
+            activation=setting.activation,
+            memory_bias=setting.memory_bias,
+            engine=engine,
+        )
+    if setting.cell == "rhn":
+        return dm.RHN(input_size, size, layers, batch_first=True, depth=setting.depth, engine=engine)
+    if setting.cell == "lstm":
+        lstm = dm.LSTM(input_size, size, layers, batch_first=True, engine=engine)
+        set_forget_bias(lstm, setting.forget_bias)
+        add_gate_bias(lstm, 0, setting.input_bias)
+        return lstm
+    if setting.cell == "gru":
+        gru = dm.GRU(input_size, size, layers, batch_first=True, engine=engine)
+        add_gate_bias(gru, 1, setting.update_bias)
+        return gru
+    return dm.RNN(input_size, size, layers, batch_first=True, engine=engine)
+
+
+def zero_state(setting: Setting, runs: tuple[int, ...], batch: int, device: torch.device, dtype: torch.dtype) -> Any:
+    """What a recurrent block starts from, in the form it takes and gives: (*runs, layers, B, width)."""
+    equal = len(set(setting.hidden)) == 1
+    shapes = [(len(setting.hidden), setting.hidden[0])] if equal else [(1, width) for width in setting.hidden]
+
+    def part() -> Any:
+        tensors = tuple(torch.zeros(*runs, n, batch, width, device=device, dtype=dtype) for n, width in shapes)
+        return tensors[0] if equal else tensors
+
+    return (part(), part()) if setting.cell == "lstm" else part()
+
+
+def tensors_in(state: Any) -> list[Tensor]:
+    """A state's tensors; an LSTM has two, and layers of different widths one each."""
+    return [state] if isinstance(state, Tensor) else [tensor for part in state for tensor in tensors_in(part)]
+
+
+@torch.no_grad()
+def set_forget_bias(lstm: dm.LSTM, value: float) -> None:
+    """Set the forget gate's part, the second of four, of both bias vectors of every layer."""
+    for name, parameter in lstm.named_parameters():
+        if name.startswith("bias"):
+            parameter.chunk(4)[1].fill_(value)
+
+
+@torch.no_grad()
+def add_gate_bias(cells: dm.GRU | dm.LSTM, gate: int, value: float) -> None:
+    """Add to one gate's part of every layer's ``bias_ih``.
+
+    The parts of a GRU are reset, update, new; of an LSTM input, forget, cell, output.
+    """
+    for name, parameter in cells.named_parameters():
+        if name.startswith("bias_ih"):
+            parameter.chunk(3 if isinstance(cells, dm.GRU) else 4)[gate].add_(value)
+
+
+def initial_weights(setting: Setting, task: Task, seeds: list[int]) -> dict[str, Tensor]:
+    """Each run's own initial weights, stacked: (R, ...) on the CPU, the same whatever other runs there are."""
+    drawn = []
+    with torch.random.fork_rng(devices=[]):
+        for seed in seeds:
+            torch.manual_seed(int(random_streams.derive(torch.tensor(seed), random_streams.WEIGHTS)) & (2**63 - 1))
+            drawn.append(dict(task.network(setting).named_parameters()))
+    return {name: torch.stack([weights[name].detach() for weights in drawn]) for name in drawn[0]}
+
+
+def weight_shapes(setting: Setting, task: Task) -> dict[str, tuple[int, ...]]:
+    """The shape of every trained weight; none is made, however large the setting says it is."""
+    with torch.device("meta"):
+        return {name: tuple(parameter.shape) for name, parameter in task.network(setting).named_parameters()}
+
+
+def weight_count(setting: Setting, task: Task, output_layer: bool = True) -> int:
+    """Trained weights of the network, with or without its output layer."""
+    shapes = weight_shapes(setting, task)
+    return sum(math.prod(s) for name, s in shapes.items() if output_layer or not name.startswith("output."))

@@ -1,0 +1,369 @@
+"""What a person, a log file or a machine sees while studies train."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from deepmemory.lab.paper import depth_of, kind_of, measure_of
+from deepmemory.lab.records.database import Run
+from deepmemory.lab.settings import SYNTHETIC, THRESHOLDS, Setting, threshold_label
+
+if TYPE_CHECKING:
+    from deepmemory.lab.training.loop import Epoch
+
+PLAIN_EVERY = 5.0  # seconds between two lines of one study where output is no terminal
+FORMATS = {"loss": ".4f", "perplexity": ".2f", "accuracy": ".4f"}
+
+
+class Display(Protocol):
+    """Told what happens; shows it in its own way."""
+
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
+        """Everything that is going to be trained, so many studies at a time."""
+
+    def say(self, text: str) -> None:
+        """One line worth reading."""
+
+    def begin(self, setting: Setting, known: Sequence[Run]) -> None:
+        """A study starts; ``known`` runs are in the records already."""
+
+    def epoch(self, setting: Setting, epoch: Epoch, training: int) -> None:
+        """An epoch of some runs was recorded; ``training`` of them go on."""
+
+    def end(self, setting: Setting, runs: Sequence[Run]) -> None:
+        """A study is finished."""
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+@dataclass
+class StudyProgress:
+    """How far one study has come."""
+
+    setting: Setting
+    wanted: int
+    under: list[set[int]] = field(default_factory=lambda: [set() for _ in THRESHOLDS])  # seeds, for each threshold
+    epoch: int = 0
+    training: int = 0
+    loss: float = math.nan  # median on validation, like the score
+    score: float = math.nan
+    seconds: float = 0.0
+    epochs_timed: int = 0
+    finished: bool = False
+
+    def learn(self, runs: Sequence[Run]) -> None:
+        """Take over what the records say."""
+        for run in runs:
+            for seeds, first in zip(self.under, run.first_under, strict=False):
+                if first is not None:
+                    seeds.add(run.seed)
+        self.measure([run.at_epoch(run.epochs) for run in runs if run.epochs])
+        self.epoch = max((run.epochs for run in runs), default=0)
+
+    def add(self, epoch: Epoch, training: int) -> None:
+        """Take over one epoch."""
+        for seed, values in epoch.values.items():
+            for seeds, threshold in zip(self.under, THRESHOLDS, strict=True):
+                if values["valid_loss"] < threshold:
+                    seeds.add(seed)
+        self.measure(list(epoch.values.values()))
+        self.epoch, self.training = epoch.number, training
+        self.seconds += epoch.seconds
+        self.epochs_timed += 1
+
+    def measure(self, values: Sequence[Mapping[str, float]]) -> None:
+        """Medians over the runs of their values of one epoch."""
+        self.loss = median([of_run["valid_loss"] for of_run in values])
+        self.score = median([of_run[f"valid_{self.measured}"] for of_run in values])
+
+    @property
+    def synthetic(self) -> bool:
+        """Counted by thresholds; real data is measured by a score."""
+        return self.setting.task in SYNTHETIC
+
+    @property
+    def measured(self) -> str:
+        """What the score is: what the paper's table of the task has."""
+        return "loss" if self.synthetic else measure_of(self.setting.task)
+
+    @property
+    def score_text(self) -> str:
+        """The score with as many digits as tell epochs apart."""
+        return format(self.score, FORMATS[self.measured])
+
+    @property
+    def part(self) -> str:
+        """Of the task: language, or order of the pixels."""
+        return {"translation": self.setting.language, "pixel-mnist": self.setting.pixels}.get(self.setting.task, "")
+
+    @property
+    def label(self) -> tuple[str, str, str]:
+        """What tells studies of real data apart: task and part of it, cell, size."""
+        setting = self.setting
+        size = f"{setting.hidden[-1]} units" if setting.task == "pixel-mnist" else f"depth {depth_of(setting)}"
+        return f"{setting.task} {self.part}".strip(), kind_of(setting), size
+
+    @property
+    def active(self) -> str:
+        """Runs that still train."""
+        return "done" if self.finished else str(self.training)
+
+    @property
+    def counts(self) -> list[int]:
+        """Runs under each threshold so far."""
+        return [len(seeds) for seeds in self.under]
+
+    @property
+    def rate(self) -> float:
+        """Epochs per second, all runs of a group together."""
+        return self.epochs_timed / self.seconds if self.seconds else 0.0
+
+    def seconds_left(self, typical_rate: float) -> float:
+        """At the pace so far, if no run stops early; nan while no pace is known."""
+        rate = self.rate or typical_rate
+        if self.finished:
+            return 0.0
+        return (self.setting.epochs - self.epoch) / rate if rate else math.nan
+
+
+class Studies:
+    """Keeps the progress of all planned studies; what the three displays have in common."""
+
+    def __init__(self) -> None:
+        self.studies: dict[str, StudyProgress] = {}
+        self.at_once = 1
+
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
+        """See :class:`Display`."""
+        self.at_once = at_once
+        self.studies = {setting.key: StudyProgress(setting, len(seeds)) for setting in settings}
+
+    def begin(self, setting: Setting, known: Sequence[Run]) -> None:
+        """See :class:`Display`."""
+        self.studies[setting.key].learn(known)
+
+    def epoch(self, setting: Setting, epoch: Epoch, training: int) -> None:
+        """See :class:`Display`."""
+        self.studies[setting.key].add(epoch, training)
+
+    def end(self, setting: Setting, runs: Sequence[Run]) -> None:
+        """See :class:`Display`."""
+        study = self.studies[setting.key]
+        study.learn(runs)
+        study.training, study.finished = 0, True
+
+    def close(self) -> None:
+        """See :class:`Display`."""
+
+    def seconds_left(self) -> float:
+        """Of everything planned; a study that has not begun takes as long as others of its task, or of any."""
+        left = [study.seconds_left(self.typical_rate(study.setting.task)) for study in self.studies.values()]
+        return max([sum(left) / self.at_once, *left])
+
+    def typical_rate(self, task: str) -> float:
+        """Epochs per second; 0 while nothing is known."""
+        known = [study for study in self.studies.values() if study.rate]
+        of_task = [study for study in known if study.setting.task == task]
+        return statistics.mean(study.rate for study in of_task or known) if known else 0.0
+
+
+class PlainLines(Studies):
+    """A line now and then, for logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.printed = 0.0
+
+    def say(self, text: str) -> None:
+        """See :class:`Display`."""
+        print(text, flush=True)
+
+    def epoch(self, setting: Setting, epoch: Epoch, training: int) -> None:
+        """See :class:`Display`."""
+        super().epoch(setting, epoch, training)
+        if time.monotonic() - self.printed >= PLAIN_EVERY:
+            self.printed = time.monotonic()
+            self.line(self.studies[setting.key])
+
+    def end(self, setting: Setting, runs: Sequence[Run]) -> None:
+        """See :class:`Display`."""
+        super().end(setting, runs)
+        self.line(self.studies[setting.key])
+
+    def line(self, study: StudyProgress) -> None:
+        """Print how far a study is."""
+        if study.synthetic:
+            counts = " ".join(f"{threshold_label(t)}:{n}" for t, n in zip(THRESHOLDS, study.counts, strict=True))
+            name = f"{study.setting.task} {study.setting.cell}"
+            news = f"runs under {counts} of {study.wanted}  median loss {study.loss:.2e}"
+        else:
+            name = " ".join(study.label)
+            runs = f"{study.wanted} runs" if study.finished else f"{study.training} of {study.wanted} runs training"
+            news = f"median valid {study.measured} {study.score_text}  {runs}"
+        pace = f"  {study.rate:.2g} epochs/s" if study.rate else ""
+        left = "done" if study.finished else f"left {duration(self.seconds_left())}"
+        print(f"{name}  epoch {study.epoch}/{study.setting.epochs}  {news}{pace}  {left}", flush=True)
+
+
+class JsonLines(Studies):
+    """One JSON object per line, for machines."""
+
+    def say(self, text: str) -> None:
+        """See :class:`Display`."""
+        print(json.dumps({"event": "message", "text": text}), flush=True)
+
+    def epoch(self, setting: Setting, epoch: Epoch, training: int) -> None:
+        """See :class:`Display`."""
+        super().epoch(setting, epoch, training)
+        self.event("epoch", self.studies[setting.key])
+
+    def end(self, setting: Setting, runs: Sequence[Run]) -> None:
+        """See :class:`Display`."""
+        super().end(setting, runs)
+        self.event("study", self.studies[setting.key])
+
+    def event(self, kind: str, study: StudyProgress) -> None:
+        """Print how far a study is."""
+        if study.synthetic:
+            names: dict[str, Any] = {"task": study.setting.task, "cell": study.setting.cell}
+            news: dict[str, Any] = {
+                "under": {threshold_label(t): n for t, n in zip(THRESHOLDS, study.counts, strict=True)},
+                "median_valid_loss": finite(study.loss),
+            }
+        else:
+            names = {"task": study.setting.task, "cell": kind_of(study.setting), "depth": depth_of(study.setting)}
+            names |= {"part": study.part, "hidden": study.setting.hidden}
+            news = {"median_valid_loss": finite(study.loss), f"median_valid_{study.measured}": finite(study.score)}
+        told = {
+            "event": kind,
+            "study": study.setting.key,
+            **names,
+            "epoch": study.epoch,
+            "epochs": study.setting.epochs,
+            "training": study.training,
+            **news,
+            "epochs_per_second": study.rate,
+            "seconds_left": finite(self.seconds_left()),
+        }
+        print(json.dumps(told), flush=True)
+
+
+class LiveTable(Studies):
+    """A table that is redrawn in place, for a terminal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.live import Live
+
+        self.live = Live(get_renderable=self.table, refresh_per_second=4)
+
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
+        """See :class:`Display`."""
+        super().plan(settings, seeds, at_once)
+        self.live.start()
+
+    def say(self, text: str) -> None:
+        """See :class:`Display`."""
+        self.live.console.print(text)
+
+    def close(self) -> None:
+        """See :class:`Display`."""
+        self.live.stop()
+
+    def table(self) -> Any:
+        """The tables as they are now: counts for synthetic tasks, scores for real data."""
+        from rich.console import Group
+
+        synthetic = [study for study in self.studies.values() if study.synthetic]
+        real = [study for study in self.studies.values() if not study.synthetic]
+        tables = [self.counts(synthetic)] if synthetic else []
+        if real:
+            tables.append(self.scores(real))
+        if tables and (left := self.seconds_left()):
+            tables[-1].caption = f"time left {duration(left)}"
+        return Group(*tables)
+
+    def counts(self, studies: Sequence[StudyProgress]) -> Any:
+        """Runs under each threshold."""
+        wanted = max(study.wanted for study in studies)
+        heads = (*(threshold_label(threshold) for threshold in THRESHOLDS), "active", "median", "ep/s")
+        table = small_table(f"how many of {wanted} runs are under each loss", ("task", "cell", "epoch"), heads)
+        for study in studies:
+            label = [study.setting.task, study.setting.cell.upper()]
+            self.add(table, study, label, [*map(str, study.counts), study.active, f"{study.loss:.1e}"])
+        return table
+
+    def scores(self, studies: Sequence[StudyProgress]) -> Any:
+        """The median on validation; as many studies as the terminal has room for, from the first unfinished one."""
+        room = max(4, self.live.console.height - 8)
+        first = next((place for place, study in enumerate(studies) if not study.finished), len(studies))
+        first = max(0, min(first - 1, len(studies) - room))
+        shown = studies[first : first + room]
+        title = "median over runs of the score on validation"
+        if len(shown) < len(studies):
+            title += f"; {sum(study.finished for study in studies)} of {len(studies)} studies done"
+        table = small_table(title, ("task", "cell", "size", "epoch"), ("score", "", "active", "ep/s"))
+        for study in shown:
+            task, cell, size = study.label
+            self.add(table, study, [task, cell.upper(), size], [study.score_text, study.measured, study.active])
+        return table
+
+    def add(self, table: Any, study: StudyProgress, label: Sequence[str], news: Sequence[str]) -> None:
+        """One study; nothing but its name before it has begun."""
+        begun = study.epoch > 0
+        table.add_row(
+            *label,
+            f"{study.epoch}/{study.setting.epochs}" if begun else "",
+            *(news if begun else [""] * len(news)),
+            f"{study.rate:.2g}" if study.rate else "",
+            style=None if begun else "dim",
+        )
+
+
+def small_table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Any:
+    """Columns of words and of numbers, close to each other."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    look: dict[str, Any] = {"title_justify": "left", "caption_justify": "left", "padding": 0, "pad_edge": False}
+    table = Table(title=title, box=SIMPLE_HEAD, **look)
+    for head in words:
+        table.add_column(head, no_wrap=True)
+    for head in numbers:
+        table.add_column(head, justify="right", no_wrap=True)
+    return table
+
+
+def choose_display(as_json: bool) -> Display:
+    """A live table in a terminal, lines elsewhere, JSON where asked for."""
+    if as_json:
+        return JsonLines()
+    return LiveTable() if sys.stdout.isatty() else PlainLines()
+
+
+def median(losses: Sequence[float]) -> float:
+    """Of the finite ones; nan if there are none."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return statistics.median(finite) if finite else math.nan
+
+
+def finite(number: float) -> float | None:
+    """What JSON knows."""
+    return number if math.isfinite(number) else None
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    if not math.isfinite(seconds):
+        return "unknown"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,1 @@
+"""What trained networks are good for: decoding, sound, export, inspection, a page."""

@@ -1,0 +1,66 @@
+"""The networks of the tasks."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.func import functional_call, stack_module_state
+
+from deepmemory.lab.settings import Setting
+from deepmemory.lab.training import network
+from deepmemory.ops import hoisted
+
+SIZES = SimpleNamespace(input_size=5, output_size=7)
+
+
+def gradients(made, *inputs):
+    """Outputs and gradients of three runs, each with its own inputs."""
+    weights, _ = stack_module_state(made)
+
+    def one_run(weights, inputs):
+        out = functional_call(made[0], weights, inputs)
+        return out[0] if isinstance(out, tuple) else out
+
+    out = torch.vmap(one_run)(weights, inputs)
+    scale = torch.linspace(-1, 1, out.numel()).view(out.shape)
+    leaves = [weight for weight in weights.values() if weight.requires_grad]
+    return [out, *torch.autograd.grad((out * scale).sum(), leaves)]
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("task", ["polymusic", "natlang", "translation"])
+def test_runs_whose_products_are_cut_learn_as_ever(task, frozen, monkeypatch):
+    torch.manual_seed(0)
+    setting = Setting(task, "dmu", (4,))
+    if task == "polymusic":
+        made = [network.StepwiseNetwork(setting, SIZES) for _ in range(3)]
+        inputs = [torch.randn(3, 2, 6, 5)]
+    elif task == "natlang":
+        made = [network.WordNetwork(setting, SIZES) for _ in range(3)]
+        inputs = [torch.randint(5, (3, 2, 6))]
+    else:
+        made = [network.Translator(setting, 5, 7) for _ in range(3)]
+        inputs = [torch.randint(5, (3, 2, 6)), torch.randint(1, 7, (3, 2)), torch.randint(7, (3, 2, 4))]
+    if frozen:
+        for one in made:
+            one.output.requires_grad_(False)
+    expected = gradients(made, *inputs)
+    cut = []
+    product = hoisted.product
+    monkeypatch.setattr(hoisted, "product", lambda left, right: cut.append(left.shape) or product(left, right))
+    monkeypatch.setattr(network, "CUT_ON", ("cpu",))
+    torch.testing.assert_close(gradients(made, *inputs), expected)
+    layers = 2 if task == "natlang" else 1
+    assert len(cut) == layers - frozen
+
+
+def test_one_network_alone_other_transforms_and_autocast_stay_with_torch(monkeypatch):
+    monkeypatch.setattr(network, "CUT_ON", ("cpu",))
+    monkeypatch.setattr(network.RunsLinear, "forward", None)
+    layer, rows = torch.nn.Linear(3, 2), torch.randn(4, 3)
+    assert torch.equal(network.of_rows(layer, rows), layer(rows))
+    summed = torch.func.grad(lambda rows: torch.vmap(lambda one: network.of_rows(layer, one))(rows).sum())
+    torch.testing.assert_close(summed(rows[None]), layer.weight.sum(0).expand(1, 4, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = torch.vmap(lambda rows: network.of_rows(layer, rows))(rows[None])
+        assert torch.equal(ours, torch.vmap(layer)(rows[None]))

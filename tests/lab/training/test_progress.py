@@ -1,0 +1,88 @@
+"""What is shown while studies of real data train."""
+
+import json
+import os
+from dataclasses import replace
+
+import pytest
+from lab.made_studies import made
+from rich.console import Console
+
+from deepmemory.lab import paper
+from deepmemory.lab.training.loop import Epoch
+from deepmemory.lab.training.progress import JsonLines, LiveTable, PlainLines
+
+DMU_C = replace(paper.setting("translation", "dmu-c", 5), language="german")
+
+
+def epoch_of(setting, number, scores):
+    """Runs whose validation score is just above these."""
+    study = made(setting, scores, epochs=1)
+    return Epoch(number, {run.seed: run.at_epoch(1) for run in study.runs}, 2.0)
+
+
+LINES = {
+    "polymusic rhn depth 2  epoch 1/500  median valid loss 4.0400": (paper.setting("polymusic", "rhn", 2), [3, 4, 8]),
+    "translation german dmu-c depth 5  epoch 1/50  median valid perplexity 6.06": (DMU_C, [6, 5, 9]),
+    "pixel-mnist ordered dmu 128 units  epoch 1/36  median valid accuracy 0.8000": (
+        paper.setting("pixel-mnist", "dmu"),
+        [0.9, 0.8, 0.7],
+    ),
+}
+
+
+@pytest.mark.parametrize("shown", LINES)
+def test_lines_show_the_measure_of_the_task(shown, capsys):
+    setting, scores = LINES[shown]
+    display = PlainLines()
+    display.plan([setting], range(3))
+    display.epoch(setting, epoch_of(setting, 1, scores), 3)
+    line = capsys.readouterr().out
+    assert line.startswith(shown)
+    assert "3 of 3 runs training  0.5 epochs/s  left " in line
+    display.end(setting, made(setting, scores, epochs=4).runs)
+    assert capsys.readouterr().out.rstrip().endswith("done")
+
+
+def test_json_names_cell_depth_and_part(capsys):
+    display = JsonLines()
+    display.plan([DMU_C], range(2))
+    display.epoch(DMU_C, epoch_of(DMU_C, 1, [6.0, float("nan")]), 1)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["cell"], told["depth"], told["part"], told["epochs"]) == ("dmu-c", 5, "german", 50)
+    assert told["median_valid_perplexity"] == pytest.approx(6.06)
+    assert told["seconds_left"] == 98.0
+    assert "under" not in told
+
+
+def test_the_live_table_shows_synthetic_and_real_tasks(monkeypatch):
+    settings = [paper.setting("adding", "dmu"), paper.setting("natlang", "dmu", 10), paper.setting("natlang", "rhn", 1)]
+    table = LiveTable()
+    monkeypatch.setattr(table.live, "start", lambda: None)
+    table.plan(settings, range(2))
+    table.epoch(settings[1], epoch_of(settings[1], 7, [100.0, 120.0]), 2)
+    lines = printed(table)
+    assert ["natlang", "DMU", "depth", "10", "7/40", "111.10", "perplexity", "2", "0.5"] in lines
+    assert ["natlang", "RHN", "depth", "1"] in lines
+    assert ["adding", "DMU"] in lines
+    assert lines[-1][:2] == ["time", "left"]
+
+
+def test_the_live_table_fits_the_terminal(monkeypatch):
+    settings = paper.settings(["polymusic", "natlang", "translation"])
+    table = LiveTable()
+    monkeypatch.setattr(table.live, "start", lambda: None)
+    table.plan(settings, range(2))
+    for setting in settings[:30]:
+        table.end(setting, made(setting, [3.0], epochs=1).runs)
+    title, *rows = printed(table)
+    assert " ".join(title).endswith(f"30 of {len(settings)} studies done")
+    assert 4 < len(rows) < table.live.console.height
+    assert sum("done" in row for row in rows) == 1  # the last finished one, then those to come
+
+
+def printed(table):
+    with open(os.devnull, "w") as nowhere:
+        console = Console(width=80, record=True, file=nowhere)
+        console.print(table.table())
+        return [line.split() for line in console.export_text().splitlines() if line.strip()]
