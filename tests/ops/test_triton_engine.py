@@ -35,8 +35,13 @@ if not RUNS_HERE:
         assert child.returncode == 0, child.stdout + child.stderr
 
 
-here = pytest.mark.skipif(not RUNS_HERE, reason="no GPU; a child process runs this in the interpreter")
-gpu_only = pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")
+def here(test):
+    why = "no GPU; a child process runs its tests in the interpreter"
+    return test if RUNS_HERE else pytest.mark.missing("triton kernels", why)(test)
+
+
+def gpu_only(test):
+    return test if ON_GPU else pytest.mark.missing("large triton kernels", "too large for the interpreter")(test)
 
 
 @dataclass(frozen=True)
