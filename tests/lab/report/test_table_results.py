@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from lab.made_studies import made, series_of
+from lab.made_studies import made
 
 from deepmemory.lab import paper
 from deepmemory.lab.report.results.stats import welch
@@ -316,10 +316,3 @@ def test_a_study_that_stopped_early_is_drawn_until_another_is_done():
     for studies, drawn in (([early], early), ([early, whole], whole)):
         (results,) = real_results(studies)
         assert [one.study for one in results.figures()["natlang"]["", 2]] == [drawn]
-
-
-def test_series_are_the_trainers():
-    from deepmemory.lab.tasks import Translation
-    from deepmemory.lab.training.loop import Trainer
-
-    assert tuple(Trainer(TRANSLATION, Translation, None, None, None, False).series) == series_of("translation")

@@ -10,20 +10,22 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from deepmemory.lab.report.blocks import Block, Cell, Heading, Items, Mark, Page, Table, Text
+from deepmemory.lab.report.blocks import Block, Cell, Details, Heading, Items, Mark, Page, Table, Text
 
 COLOURS = {True: "green", False: "bold red", None: "dim"}
 
 
 def show(pages: Iterable[Page], tasks: Collection[str]) -> None:
-    """Print the sections about these tasks, without figures and what is folded."""
+    """Print the sections about these tasks, without figures; what is folded is named."""
     console = Console(highlight=False)
     for section in (section for page in pages for section in page.sections if set(section.tasks) & set(tasks)):
-        shown = [one for block in section.blocks if (one := renderable(block)) is not None]
         if any(isinstance(block, Table) for block in section.blocks):
             console.print(styled(section.title, "bold underline"))
-            for one in shown:
-                console.print(one, end="\n\n")
+            folded = [block.summary for block in section.blocks if isinstance(block, Details)]
+            rest = [styled(f"Also on the page: {'; '.join(folded)}", "dim")] if folded else []
+            for one in [*filter(None, map(renderable, section.blocks)), *rest]:
+                console.print(one)
+                console.print()
 
 
 def renderable(block: Block) -> Any:

@@ -27,7 +27,7 @@ from deepmemory.lab.report.blocks import (
 from deepmemory.lab.report.results import table_claims, tables
 from deepmemory.lab.report.results.claims import Verdict, rules_in_words
 from deepmemory.lab.report.results.table_claims import tasks_of
-from deepmemory.lab.report.results.tables import RealResults, ResultTable, StudyResult, TableRow
+from deepmemory.lab.report.results.tables import Experiment, RealResults, ResultTable, StudyResult, TableRow
 from deepmemory.lab.report.sections import shared
 from deepmemory.lab.report.sections.readings import readings_section, runs_text
 from deepmemory.lab.settings import REAL
@@ -133,10 +133,11 @@ def task_section(
 ) -> Section:
     """Figures, tables and statements of one task, then what was trained with other settings, then what was not run."""
     blocks = images(results, [one for one in results.studies if not one.drawn_with])
+    shown: set[tuple[Experiment, str]] = set()
     for table in results.tables:
-        run = [row for row in table.rows if row.result]
-        missing = [row for row in table.rows if not row.result]
-        if run:
+        run, missing = ([row for row in table.rows if bool(row.result) is there] for there in (True, False))
+        if any((row.experiment, row.measure) not in shown for row in run):  # not only rows of the table before
+            shown |= {(row.experiment, row.measure) for row in run}
             blocks += [Heading(table.title), Text(table_text(table)), Table(row_columns(table), run)]
             blocks.append(Text(time_text([row.result for row in run if row.result], sessions, loops)))
         summary = f"{table.title}; {words.count(len(missing), 'row')} of the paper not run"
@@ -263,8 +264,9 @@ def others_blocks(results: RealResults) -> list[Block]:
     why = "Settings that are not the published ones, or fewer epochs: not to be compared with the published tables."
     drawn = images(results, [one for one in results.others if one.changes])
     title = f"{words.TITLES[results.task]} with other settings"
-    folded = [Details(f"Figures of {title}", drawn)] if drawn else []
-    return [Heading(title), Text(why), Table(columns, results.others), *folded]
+    if drawn and results.chosen:  # else they are all there is to see
+        drawn = [Details(f"Figures of {title}", drawn)]
+    return [Heading(title), Text(why), Table(columns, results.others), *drawn]
 
 
 def differing_rows(results: Sequence[RealResults]) -> list[Section]:
