@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from deepmemory.lab.bench import speed
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.report import markdown, real
 from deepmemory.lab.report.scores import accounts
 from deepmemory.lab.report.tables import pictures

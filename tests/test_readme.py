@@ -84,7 +84,7 @@ def test_tables_are_what_was_recorded(monkeypatch):
 
 def test_how_long_a_study_takes_is_what_the_records_say():
     from deepmemory.lab import paper
-    from deepmemory.lab.records.database import Records
+    from deepmemory.lab.records import Records
 
     kept = Records(REPRODUCTION)
     language = kept.study(paper.setting("natlang", "dmu").key)

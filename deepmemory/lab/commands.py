@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from deepmemory.lab import paper as published
-from deepmemory.lab.records import database
+from deepmemory.lab import records
 from deepmemory.lab.settings import (
     CELLS,
     LANGUAGES,
@@ -250,7 +250,7 @@ def report_sweeps(out: Path, to: Path | None, as_json: bool) -> None:
 
 def merge(sources: Sequence[Path], out: Path) -> None:
     """Join folders."""
-    merged = database.merge(sources, out)
+    merged = records.merge(sources, out)
     studies = merged.studies()
     merged.close()
     print(f"{out}: {len(studies)} studies, {sum(len(study.runs) for study in studies)} runs")
@@ -628,11 +628,11 @@ def tell_stopped() -> NoReturn:
 
 def tell_diverged(settings: Sequence[Setting], out: Path) -> bool:
     """Say whose loss became nan or inf; true where that happened to every run of a setting."""
-    opened = database.Records(out)
+    opened = records.Records(out)
     hopeless = False
     for study in (opened.study(setting.key) for setting in settings):
         states = [run.state for run in study.runs] if study else []
-        if study and (lost := states.count(database.DIVERGED)):
+        if study and (lost := states.count(records.DIVERGED)):
             hopeless |= lost == len(states)
             print(
                 f"{study.setting.task} {study.setting.cell}: {lost} of {len(states)} runs diverged, their loss became "

@@ -110,7 +110,7 @@ def test_open_readings_change_only_whom_they_concern(tmp_path):
         tmp_path,
     )
     assert result.exit_code == 0
-    from deepmemory.lab.records.database import Records
+    from deepmemory.lab.records import Records
 
     settings = {(s.setting.task, s.setting.cell): s.setting for s in Records(tmp_path).studies()}
     assert {key: (s.module_rate, s.patience, s.noise) for key, s in settings.items()} == {
@@ -140,7 +140,7 @@ def test_train_takes_any_setting(tmp_path):
     )
     assert result.exit_code == 0
     assert f"dmu report --out {tmp_path}" in result.output
-    from deepmemory.lab.records.database import Records
+    from deepmemory.lab.records import Records
 
     (study,) = Records(tmp_path).studies()
     assert (study.setting.hidden, study.setting.transition, study.setting.lr) == ((4,), (6, 5), 0.1)

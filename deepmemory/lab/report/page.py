@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deepmemory.lab import paper
 from deepmemory.lab.bench import loop_time
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.report import blocks, figures, markdown, real, watched
 from deepmemory.lab.report.scores import Account, accounts
 from deepmemory.lab.report.tables import (

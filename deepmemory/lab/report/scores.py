@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from deepmemory.lab import paper
 from deepmemory.lab.paper import Reading, Result, Spread
-from deepmemory.lab.records.database import DIVERGED, REACHED, Run, Study
+from deepmemory.lab.records import DIVERGED, REACHED, Run, Study
 from deepmemory.lab.report.tables import figure_name
 from deepmemory.lab.settings import LANGUAGES, PIXELS, REAL, Setting
 

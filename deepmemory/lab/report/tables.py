@@ -10,7 +10,7 @@ from typing import Any
 
 from deepmemory.lab import paper
 from deepmemory.lab.paper import Claim, Reading
-from deepmemory.lab.records.database import DIVERGED, RUNNING, Run, Study
+from deepmemory.lab.records import DIVERGED, RUNNING, Run, Study
 from deepmemory.lab.settings import CELLS, OWNERS, SYNTHETIC, TASKS, THRESHOLDS, threshold_label
 from deepmemory.lab.writing import file_name
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from deepmemory.gradients import CANDIDATE_LIMIT, GATE_LIMIT
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Run, Study
+from deepmemory.lab.records import Run, Study
 from deepmemory.lab.report import scores, tables
 from deepmemory.lab.report.blocks import Block, Commands, Heading, Image, Items, Table, Text, to_markdown
 from deepmemory.lab.report.figures import STYLES

@@ -25,7 +25,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from deepmemory.lab.records.database import GARBAGE, Records, Run, check_tables
+from deepmemory.lab.records import MALFORMED, Records, Run, check_tables
 from deepmemory.lab.settings import Machine, Setting, change, check_choice
 from deepmemory.lab.training.loop import Epoch
 from deepmemory.lab.training.progress import Display
@@ -591,7 +591,7 @@ def sweeps_in(storage: str) -> list[optuna.Study]:
         for study in studies:
             study.get_trials(deepcopy=False)
         return studies
-    except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError, AssertionError, *GARBAGE) as error:
+    except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError, AssertionError, *MALFORMED) as error:
         said = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"the searches in {without_password(storage)} cannot be read: {said}") from error
 

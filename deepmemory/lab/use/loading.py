@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab.records.database import Records, best_weights, check_network, load_checkpoint
+from deepmemory.lab.records import Records, best_weights, check_network, load_checkpoint
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import Task, task_of
 from deepmemory.lab.training.network import weight_shapes

@@ -524,7 +524,7 @@ def test_a_study_that_stopped_early_is_drawn_until_another_is_done():
 
 
 def test_the_terminal_shows_paper_and_ours(recorded, capsys):
-    from deepmemory.lab.records.database import Records
+    from deepmemory.lab.records import Records
 
     print_report(accounts(Records(recorded).studies()))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]

@@ -11,7 +11,7 @@ import pytest
 from lab.browser import CHROMIUM, FLAGS
 
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Records, first_under
+from deepmemory.lab.records import Records, first_under
 from deepmemory.lab.report import write_report
 from deepmemory.lab.report.figures import STYLES, spread_out
 from deepmemory.lab.report.tables import compare_readings, counts_by_epoch, pictures, row, verdicts

@@ -10,7 +10,7 @@ import pytest
 from lab.report.test_synthetic import record
 
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Records, Study, merge
+from deepmemory.lab.records import Records, Study, merge
 from deepmemory.lab.report import watched, write_report
 from deepmemory.lab.settings import Setting, change
 
