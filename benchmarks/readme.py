@@ -1,34 +1,91 @@
-"""Makes the README's tables anew from what was measured: ``python benchmarks/readme.py``."""
+"""Fills the tables of the README and the docs from what was measured and recorded: ``python benchmarks/readme.py``.
+
+A table stands between two marks, ``<!-- its name -->`` and ``<!-- end -->``.
+"""
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
-from deepmemory.lab.bench import speed
+import gru_study
+
+from deepmemory.lab.bench.tables import markdown_table, speed_table
 from deepmemory.lab.records import Records
-from deepmemory.lab.report import markdown, real
-from deepmemory.lab.report.scores import accounts
-from deepmemory.lab.report.tables import pictures
+from deepmemory.lab.report.render import markdown
+from deepmemory.lab.report.results.synthetic import synthetic_results
+from deepmemory.lab.report.results.tables import real_results
+from deepmemory.lab.report.sections import real, synthetic
 
 ROOT = Path(__file__).parent.parent
+PAGES = ("README.md", "docs/engines.md", "docs/faq.md", "docs/paper.md", "docs/why-dmu.md")
+RESULTS = {"CPU": "cpu.json", "H200": "h200.json"}
+LAYERS = {"`dm.DMU`": "dm.DMU", "`nn.GRU`": "nn.GRU, equal weights", "`nn.LSTM`": "nn.LSTM, equal weights"}
+FRONT = {  # shapes in the README's table, those where a GRU is faster at the end
+    "CPU": ("adding", "music-2", "mnist-64"),
+    "H200": ("forecast", "large", "adding-51", "ptb-2", "deep-wide"),
+}
+DEPTHS = ("ptb-1", "ptb-2", "ptb-5", "ptb-10")
 
 
+@cache
 def tables() -> dict[str, str]:
-    """By the mark they stand after: speeds, and how close the reproduction comes to the paper."""
-    results = ROOT / "benchmarks" / "results"
-    made = {
-        f"speed {device}": speed.speed_table(json.loads((results / file).read_text()))
-        for device, file in {"gpu": "h200.json", "cpu": "cpu.json"}.items()
+    """By the mark they stand after: speeds, how close the reproduction comes to the paper, DMU against GRU."""
+    measured = {
+        machine: json.loads((ROOT / "benchmarks" / "results" / file).read_text()) for machine, file in RESULTS.items()
     }
     records = Records(ROOT / "docs" / "reproduction")
     studies = records.studies()
     records.close()
-    made["paper synthetic"], made["paper real"] = markdown.summary(pictures(studies)), real.summary(accounts(studies))
-    return made
+    beside = gru_study.recorded()
+    return {
+        "speed": front_table(measured),
+        "speed depth": depth_table(measured["H200"]),
+        "speed gpu": speed_table(measured["H200"]),
+        "speed cpu": speed_table(measured["CPU"]),
+        "paper synthetic": markdown.show(synthetic.summary_table(synthetic_results(studies))),
+        "paper real": markdown.show(real.summary_table(real_results(studies))),
+        "starts": gru_study.start_table(beside),
+        "rates": gru_study.rate_table(beside),
+        "rate ranges": gru_study.range_table(beside),
+    }
+
+
+def milliseconds(result: dict, shape: str) -> tuple[dict, dict[str, float]]:
+    """A shape, and forward + backward in float32 for each layer: as a CUDA graph where there is a GPU."""
+    way = "as_cuda_graph" if "gpu" in result["machine"] else "forward_backward"
+    rows = [row for row in result["shapes"] if row["shape"]["name"] == shape and row["precision"] == "float32"]
+    times = {}
+    for name, contestant in LAYERS.items():
+        found = [row for row in rows if row["contestant"].startswith(contestant) and way in row]
+        fused = [row for row in found if not re.search("plain|recompute", row["contestant"])]
+        times[name] = fused[0][way]["median_ms"]
+    return rows[0]["shape"], times
+
+
+def front_table(measured: dict[str, dict]) -> str:
+    rows = []
+    for machine, shapes in FRONT.items():
+        for name in shapes:
+            shape, times = milliseconds(measured[machine], name)
+            sizes = f"{shape['input_size']} → {shape['hidden_size']}, n = {len(shape['transition']) + 1}"
+            text = f"`{name}`: {sizes}, {shape['batch']} x {shape['steps']}"
+            text += f", {shape['runs']} networks" if shape["runs"] > 1 else ""
+            cells = [f"**{time:.3g}**" if time == min(times.values()) else f"{time:.3g}" for time in times.values()]
+            rows.append([text, machine, *cells])
+    return markdown_table(["layer", "machine", *LAYERS], rows)
+
+
+def depth_table(result: dict) -> str:
+    rows = []
+    for name in DEPTHS:
+        shape, times = milliseconds(result, name)
+        rows.append([str(len(shape["transition"]) + 1), *(f"{time:.3g}" for time in times.values())])
+    return markdown_table(["n", *LAYERS], rows)
 
 
 def with_tables(text: str) -> str:
-    """The README's text with each table between its two marks made anew."""
+    """A page's text with each table between its two marks made anew."""
     for name, table in tables().items():
         mark = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text = re.sub(mark, lambda found, table=table: f"{found[1]}{table.rstrip()}\n{found[2]}", text, flags=re.DOTALL)
@@ -36,5 +93,6 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(with_tables(readme.read_text()))
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(with_tables(path.read_text()))

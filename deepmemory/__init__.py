@@ -1,10 +1,42 @@
-"""Deep Memory Update: a recurrent layer with a deep transition, in the place of ``nn.GRU``."""
+"""Deep Memory Update: a recurrent layer with a deep transition, a drop-in replacement for ``nn.GRU``."""
 
-from deepmemory import gradients
-from deepmemory.nn import DMU, GRU, LSTM, RHN, RNN, DMUCell, RHNCell
-from deepmemory.ops.engines import engines
-from deepmemory.optim import parameter_groups
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["DMU", "GRU", "LSTM", "RHN", "RNN", "DMUCell", "RHNCell", "engines", "gradients", "parameter_groups"]
+if TYPE_CHECKING:
+    from deepmemory import export, gradients
+    from deepmemory.nn import DMU, GRU, LSTM, RHN, RNN, DMUCell, RHNCell
+    from deepmemory.ops.engines import engines
+    from deepmemory.optim import divide_rates, parameter_groups
+
+__all__ = [
+    "DMU",
+    "GRU",
+    "LSTM",
+    "RHN",
+    "RNN",
+    "DMUCell",
+    "RHNCell",
+    "divide_rates",
+    "engines",
+    "export",
+    "gradients",
+    "parameter_groups",
+]
 
 __version__ = "0.1.0"
+
+if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        """Import a public name when it is first used, so that the command line answers without waiting for torch."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in ("export", "gradients"):
+            return import_module(f"{__name__}.{name}")
+        homes = {"engines": "ops.engines", "divide_rates": "optim", "parameter_groups": "optim"}
+        value = globals()[name] = getattr(import_module(f"{__name__}.{homes.get(name, 'nn')}"), name)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -2,42 +2,111 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from deepmemory.nn.dmu import DMU, DMUCell
 
+DIVISOR = "lr_divisor"  # key of a parameter group: 2n, or 1 for what is no DMU
 
-def parameter_groups(model: nn.Module, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
-    """Groups for any torch optimiser: lr / 2n and weight_decay / 2n for every DMU inside, the plain rates elsewhere.
 
-    n is each module's own count of linear layers. Every parameter stands in exactly one group; a weight
-    shared between a DMU and another module, or between two DMUs, follows the smaller rate.
+def parameter_groups(
+    model: nn.Module,
+    lr: float,
+    weight_decay: float | None = None,
+    *,
+    groups: Iterable[Mapping[str, Any]] | None = None,
+) -> list[dict[str, Any]]:
+    """Parameter groups for any torch optimiser: lr / 2n for every DMU inside the model, lr for everything else.
+
+    n is each module's own number of linear layers. Every parameter is in exactly one group; a weight shared between a
+    DMU and another module, or between two DMUs, gets the smaller rate. Each group notes its divisor as ``lr_divisor``.
 
     >>> import torch, deepmemory as dm
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), dm.DMUCell(8, 16))
     >>> groups = dm.parameter_groups(model, lr=0.02)
     >>> [(group["lr"], len(group["params"])) for group in groups]
     [(0.02, 2), (0.005, 5)]
-    >>> optimiser = torch.optim.Adam(groups)
+    >>> optimiser = torch.optim.AdamW(groups, weight_decay=0.1)
 
     Args:
         model: Any module; it may be, contain or share DMUs.
         lr: Learning rate of everything that is no DMU.
-        weight_decay: Weight decay of everything that is no DMU.
+        weight_decay: Weight decay of everything that is no DMU, divided by 2n for a DMU as the rate is. ``None`` leaves
+            weight decay to the optimiser.
+        groups: Groups of your own, for instance one with and one without weight decay. Each is split by the rule, and
+            its own ``lr`` and ``weight_decay`` are used where it has them. The default is one group of all parameters.
     """
-    depths: dict[nn.Parameter, int] = {}
+    divisors = lr_divisors(model)
+    given = [{"params": list(model.parameters())}] if groups is None else groups
+    defaults = {"lr": lr} | ({} if weight_decay is None else {"weight_decay": weight_decay})
+    split = [part for group in given for part in split_by_divisor(defaults | dict(group), divisors)]
+    for group in split:
+        for rate in ("lr", "weight_decay"):
+            if rate in group:
+                group[rate] = group[rate] / group[DIVISOR]
+    return split
+
+
+def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
+    """Make an optimiser apply lr / 2n to the DMUs of a model, whoever sets its learning rate.
+
+    The groups keep the undivided rate, so that schedulers, ``group["lr"] = ...`` and logs work as without a DMU; the
+    division happens inside ``optimiser.step()``. Call it before you make a scheduler or load a state. Weight decay is
+    the optimiser's own.
+
+    >>> import torch, deepmemory as dm
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), dm.DMUCell(8, 16))
+    >>> optimiser = dm.divide_rates(torch.optim.AdamW(model.parameters(), lr=0.02), model)
+    >>> schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=0.1, total_steps=100)
+
+    Args:
+        optimiser: Any torch optimiser over parameters of the model.
+        model: Any module; it may be, contain or share DMUs.
+    """
+    if any(DIVISOR in group for group in optimiser.param_groups):
+        raise ValueError(
+            "divide_rates: the rates of this optimiser are divided already, by parameter_groups or divide_rates; "
+            "give it model.parameters(), and call divide_rates once"
+        )
+    if any("initial_lr" in group for group in optimiser.param_groups):
+        raise ValueError("divide_rates: this optimiser has a scheduler already; call divide_rates before making it")
+    divisors = lr_divisors(model)
+    optimiser.param_groups[:] = [part for group in optimiser.param_groups for part in split_by_divisor(group, divisors)]
+    undivided: list[Any] = []
+
+    def divide(optimiser: Optimizer, args: tuple, kwargs: dict) -> None:
+        undivided[:] = [group["lr"] for group in optimiser.param_groups]
+        for group in optimiser.param_groups:
+            group["lr"] = group["lr"] / group.get(DIVISOR, 1)
+
+    def restore(optimiser: Optimizer, args: tuple, kwargs: dict) -> None:
+        for group, lr in zip(optimiser.param_groups, undivided, strict=True):
+            group["lr"] = lr
+
+    optimiser.register_step_pre_hook(divide)
+    optimiser.register_step_post_hook(restore)
+    return optimiser
+
+
+def lr_divisors(model: nn.Module) -> dict[nn.Parameter, int]:
+    """2n for every parameter of a DMU, the largest where several DMUs share it."""
+    divisors: dict[nn.Parameter, int] = {}
     for module in model.modules():
         if isinstance(module, DMU | DMUCell):
             for parameter in module.parameters():
-                depths[parameter] = max(module.depth, depths.get(parameter, 0))
+                divisors[parameter] = max(2 * module.depth, divisors.get(parameter, 1))
+    return divisors
 
-    by_depth: dict[int, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        by_depth.setdefault(depths.get(parameter, 0), []).append(parameter)
-    groups = []
-    for depth, parameters in sorted(by_depth.items()):
-        divisor = 2 * depth or 1
-        groups.append({"params": parameters, "lr": lr / divisor, "weight_decay": weight_decay / divisor})
-    return groups
+
+def split_by_divisor(group: Mapping[str, Any], divisors: Mapping[nn.Parameter, int]) -> list[dict[str, Any]]:
+    """One group for each divisor among the parameters, with the options of the given one."""
+    parameters = group["params"] if isinstance(group["params"], Sequence) else list(group["params"])
+    found = sorted({divisors.get(parameter, 1) for parameter in parameters})
+    return [
+        {**group, "params": [p for p in parameters if divisors.get(p, 1) == divisor], DIVISOR: divisor}
+        for divisor in found
+    ]

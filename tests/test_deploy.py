@@ -1,8 +1,10 @@
 """A trained model leaves Python, or this library, with its numbers unchanged at every length and batch."""
 
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -129,6 +131,21 @@ torch.save(torch.export.load("m.pt2").module()(input=torch.load("x.pt")), "outpu
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
     close(torch.load(tmp_path / "outputs.pt"), layer(x[:9, :1]))
+
+
+def test_a_program_with_a_fused_operator_runs_where_the_operators_are_registered(tmp_path):
+    layer, x = dm.DMU(3, 5), torch.randn(4, 2, 3)
+    with torch.no_grad():
+        torch.export.save(torch.export.export(layer, (x,)), tmp_path / "m.pt2")
+    torch.save(x, tmp_path / "x.pt")
+    code = """
+import deepmemory.ops
+import torch
+torch.save(torch.export.load("m.pt2").module()(torch.load("x.pt")), "outputs.pt")
+"""
+    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, env=paths, check=True)
+    close(torch.load(tmp_path / "outputs.pt"), layer(x))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")

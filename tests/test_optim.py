@@ -45,7 +45,33 @@ def test_weight_decay_follows_the_same_rule():
     assert len(groups) == 4
     for group in groups:
         assert group["weight_decay"] / 0.5 == pytest.approx(group["lr"] / 0.12)
-    assert {group["weight_decay"] for group in dm.parameter_groups(Tagger(), lr=0.12)} == {0.0}
+
+
+@pytest.mark.parametrize(("options", "decay"), [({"weight_decay": 0.1}, 0.1), ({}, 0.01)], ids=["given", "AdamW's own"])
+def test_weight_decay_that_is_left_out_is_the_optimisers(options, decay):
+    model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimiser = torch.optim.AdamW(dm.parameter_groups(model, lr=0.04), **options)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimiser.step()
+    for name, parameter in model.named_parameters():
+        lr = 0.01 if name.startswith("rnn") else 0.04
+        torch.testing.assert_close(parameter, before[name] * (1 - lr * decay))
+
+
+def test_groups_of_ones_own_are_split_by_the_rule():
+    model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
+    matrices, biases = ([p for p in model.parameters() if (p.dim() > 1) is large] for large in (True, False))
+    own = [{"params": matrices, "weight_decay": 0.4}, {"params": iter(biases), "weight_decay": 0.0, "lr": 0.8}]
+    groups = dm.parameter_groups(model, lr=0.4, groups=own)
+    assert rates(model, groups) == pytest.approx(
+        {
+            name: (0.8 if "bias" in name else 0.4) / (4 if name.startswith("rnn") else 1)
+            for name, _ in model.named_parameters()
+        }
+    )
+    assert [(g["weight_decay"], g["lr_divisor"]) for g in groups] == [(0.4, 1), (0.1, 4), (0.0, 1), (0.0, 4)]
 
 
 def test_a_model_that_is_a_dmu_or_has_none():
@@ -103,3 +129,57 @@ def test_the_rule_is_what_moves_the_weights():
     model(torch.randn(5, 2, 3))[0].sum().backward()
     torch.optim.SGD(dm.parameter_groups(model, lr=0.6)).step()
     torch.testing.assert_close(model.weight_3_l0, before - 0.1 * model.weight_3_l0.grad)
+
+
+def one_rate_for_all(optimiser, step):
+    for group in optimiser.param_groups:
+        group["lr"] = 0.01 * (step + 1)
+
+
+SCHEDULES = {
+    "OneCycleLR": lambda optimiser: torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=0.4, total_steps=5),
+    "LambdaLR": lambda optimiser: torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 / (1 + step)),
+    "one rate for all": lambda optimiser: None,
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_divided_rates_survive_schedules(schedule):
+    """Each step of SGD moves the weights of a DMU by the rate of the moment / 2n, everything else by the rate."""
+    model = nn.ModuleDict({"out": nn.Linear(4, 1), "rnn": dm.DMU(3, 4)})
+    optimiser = dm.divide_rates(torch.optim.SGD(model.parameters(), lr=0.2), model)
+    scheduler = SCHEDULES[schedule](optimiser)
+    for step in range(4):
+        if scheduler is None:
+            one_rate_for_all(optimiser, step)
+        (lr,) = {group["lr"] for group in optimiser.param_groups}
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        if schedule == "OneCycleLR":  # it changes the momentum, too
+            optimiser.state.clear()
+        optimiser.step()
+        for name, parameter in model.named_parameters():
+            moved = before[name] - parameter
+            torch.testing.assert_close(moved, torch.full_like(moved, lr / 4 if name.startswith("rnn") else lr))
+        if scheduler is not None:
+            scheduler.step()
+
+
+def test_divided_rates_resume_from_a_state():
+    model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
+    optimiser = dm.divide_rates(torch.optim.Adam(model.parameters(), lr=0.2), model)
+    again = dm.divide_rates(torch.optim.Adam(model.parameters(), lr=0.1), model)
+    again.load_state_dict(optimiser.state_dict())
+    assert [group["lr"] for group in again.param_groups] == [0.2, 0.2]
+    assert [group["lr_divisor"] for group in again.param_groups] == [1, 4]
+
+
+def test_rates_are_divided_once():
+    model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
+    with pytest.raises(ValueError, match="divided already"):
+        dm.divide_rates(torch.optim.SGD(dm.parameter_groups(model, lr=0.1)), model)
+    scheduled = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.9)
+    with pytest.raises(ValueError, match="before making it"):
+        dm.divide_rates(scheduled, model)

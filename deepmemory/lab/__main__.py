@@ -7,8 +7,8 @@ from types import FrameType
 
 
 def main() -> None:
-    """The command, or one line on what to install for it: the library comes without the lab's packages."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and nobody wants it to be ignored
+    """Run the command, or say what to install for it: the library comes without the lab's packages."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a script's & ignores it
         signal.signal(signal.SIGINT, interrupt)
     try:
         from deepmemory.lab import cli
@@ -25,14 +25,14 @@ interruptions = 0
 
 
 def interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """The first Ctrl-C ends the command in good order, the second asks for patience, the third ends it at once."""
+    """The first Ctrl-C stops the command in an orderly way, the second asks for patience, the third kills it."""
     global interruptions
     interruptions += 1
     if interruptions == 1:
         raise KeyboardInterrupt
     if interruptions > 2:
         os._exit(130)
-    os.write(2, b"\nstopping already; Ctrl-C once more ends the command at once, and what is recorded is safe\n")
+    os.write(2, b"\nstopping; press Ctrl-C once more to end at once (what is recorded is safe)\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""What can be chosen: one frozen dataclass for a study, one for the machine it runs on."""
+"""What can be chosen: frozen dataclasses for a study, the machine it runs on, and how several studies are launched.
+
+Every field carries its help, its limits and the cells or tasks it belongs to; the options of the command line are made
+from the fields (:mod:`deepmemory.lab.cli.options`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any, get_type_hints
 
 CELLS = ("rnn", "lstm", "gru", "rhn", "dmu")
@@ -23,8 +27,14 @@ FEEDBACKS = ("own", "teacher")
 PIXELS = ("ordered", "permuted")
 SHARED_RATE = "same"  # value of module_rate: the paper's DMU-C
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
+LAUNCHERS = ("local", "ray")
 LARGEST = 2**31 - 1  # of any whole number
+MOST_LAYERS = 256  # in hidden and in transition
 THRESHOLDS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the validation loss, in the paper's figures
+
+# The groups of options in the help of a command.
+NETWORK, OPTIMISATION, DATA = "Network", "Optimisation", "Task and data"
+MACHINE, LAUNCHING = "Machine", "Several studies or machines"
 
 
 def threshold_label(threshold: float) -> str:
@@ -32,100 +42,201 @@ def threshold_label(threshold: float) -> str:
     return f"{threshold:.0e}".replace("e-0", "e-")
 
 
-def option(default: Any, help: str) -> Any:
-    """A dataclass field with one line of help, shown by the command line."""
-    return field(default=default, metadata={"help": help})
+def option(
+    default: Any,
+    help: str,
+    panel: str,
+    *,
+    choices: tuple[str, ...] = (),
+    least: int | None = None,
+    most: int | None = None,
+    positive: bool = False,
+    cells: tuple[str, ...] = (),
+    tasks: tuple[str, ...] = (),
+    languages: tuple[str, ...] = (),
+    later: bool = False,
+) -> Any:
+    """A dataclass field that is also an option of the command line.
+
+    ``most`` is more than any study needs or any machine can hold: beyond it is a mistake, or a record made to exhaust
+    whoever reads it. ``cells``, ``tasks`` and ``languages`` are those that a setting belongs to, where these are not
+    all. ``later`` marks settings that were added after the first studies were recorded: see :attr:`Setting.key`.
+    """
+    owners = {"cell": cells, "task": tasks, "language": languages}
+    owner = next(((name, belongs) for name, belongs in owners.items() if belongs), None)
+    limits = {"choices": choices, "least": least, "most": most, "positive": positive}
+    return field(default=default, metadata={"help": help, "panel": panel, "owner": owner, "later": later, **limits})
 
 
 @dataclass(frozen=True)
 class Setting:
     """One study: what is trained on what, and how. Runs of a study differ in their seed alone."""
 
-    task: str = option("adding", f"what to learn: {', '.join(TASKS)}")
-    cell: str = option("dmu", f"kind of recurrent layer: {', '.join(CELLS)}")
-    hidden: tuple[int, ...] = option((5,), "state size of each stacked layer, e.g. 5 or 3,2")
-    transition: tuple[int, ...] = option((), "DMU: widths of the hidden layers of its network, e.g. 5,5; none is n = 1")
-    depth: int = option(1, "RHN: micro-layers per time step")
-    activation: str = option("leaky_relu", f"DMU: of the hidden layers: {', '.join(ACTIVATIONS)}")
-    memory_bias: float = option(3.0, "DMU: added to the bias of z at the start")
-    forget_bias: float = option(2.0, "LSTM: the forget gate's bias at the start, in both bias vectors")
-    lr: float = option(0.01, "Adam's learning rate")
+    task: str = option("adding", f"task to learn: {', '.join(TASKS)}", DATA, choices=TASKS)
+    cell: str = option("dmu", f"recurrent layer: {', '.join(CELLS)}", NETWORK, choices=CELLS)
+    hidden: tuple[int, ...] = option((5,), "state size of each stacked layer, e.g. 5 or 3,2", NETWORK, most=2**16)
+    transition: tuple[int, ...] = option(
+        (),
+        "DMU: widths of the hidden layers of its transition, e.g. 5,5; an empty string for none",
+        NETWORK,
+        most=2**16,
+        cells=("dmu",),
+    )
+    depth: int = option(
+        1,
+        "RHN: micro-layers per time step; with real data: linear layers of an RHN or DMU",
+        NETWORK,
+        least=1,
+        most=2**10,
+        cells=("rhn",),
+    )
+    activation: str = option(
+        "leaky_relu",
+        f"DMU: activation of the hidden layers: {', '.join(ACTIVATIONS)}",
+        NETWORK,
+        choices=ACTIVATIONS,
+        cells=("dmu",),
+    )
+    memory_bias: float = option(3.0, "DMU: added to the initial bias of its gate z", NETWORK, cells=("dmu",))
+    forget_bias: float = option(
+        2.0, "LSTM: initial bias of its forget gate, in both bias vectors", NETWORK, cells=("lstm",)
+    )
+    lr: float = option(0.01, "learning rate of Adam", OPTIMISATION, positive=True)
     module_rate: str = option(
-        "formula", "DMU: learning rate of the module: formula (lr / 2n), same (as everything else: DMU-C) or a number"
+        "formula",
+        "DMU: learning rate of the module: formula (lr / 2n), same (lr: the paper's DMU-C) or a number",
+        OPTIMISATION,
+        cells=("dmu",),
     )
-    weight_decay: float = option(0.0, "L2 penalty, the way Adam (not AdamW) applies it")
-    gamma: float = option(1.0, "the learning rate is multiplied by this after every epoch")
-    batch: int = option(32, "sequences per optimiser step")
-    steps: int = option(200, "synthetic tasks: optimiser steps per epoch")
-    epochs: int = option(100, "train at most this long; a finished study goes on when this grows")
-    stop_below: float = option(1e-6, "a run stops when its validation loss stays under this")
-    patience: int = option(5, "epochs in a row under stop_below before a run stops")
-    validation: int = option(1000, "synthetic tasks: fixed sequences measured after every epoch")
-    test: int = option(10000, "synthetic tasks: fixed sequences measured once, with the best weights")
-    min_length: int = option(100, "synthetic tasks: time steps of the shortest sequence")
-    max_length: int = option(110, "synthetic tasks: time steps of the longest sequence")
+    weight_decay: float = option(0.0, "L2 penalty, as in Adam (not decoupled, as in AdamW)", OPTIMISATION, least=0)
+    gamma: float = option(
+        1.0, "factor by which the learning rate is multiplied after every epoch", OPTIMISATION, positive=True
+    )
+    batch: int = option(32, "sequences per optimiser step", OPTIMISATION, least=1, most=2**20)
+    steps: int = option(
+        200, "synthetic tasks: optimiser steps per epoch", OPTIMISATION, least=1, most=2**24, tasks=SYNTHETIC
+    )
+    epochs: int = option(
+        100, "maximum number of epochs; with a larger one a finished study resumes", OPTIMISATION, least=1, most=2**20
+    )
+    stop_below: float = option(
+        1e-6, "a run stops when its validation loss stays below this", OPTIMISATION, positive=True
+    )
+    patience: int = option(5, "epochs in a row below stop_below before a run stops", OPTIMISATION, least=1, most=2**20)
+    validation: int = option(
+        1000, "synthetic tasks: sequences in the validation set", DATA, least=1, most=2**24, tasks=SYNTHETIC
+    )
+    test: int = option(
+        10000,
+        "synthetic tasks: sequences in the test set, measured once with the best weights",
+        DATA,
+        least=1,
+        most=2**24,
+        tasks=SYNTHETIC,
+    )
+    min_length: int = option(
+        100, "synthetic tasks: time steps of the shortest sequence", DATA, least=1, most=2**16, tasks=SYNTHETIC
+    )
+    max_length: int = option(
+        110, "synthetic tasks: time steps of the longest sequence", DATA, most=2**16, tasks=SYNTHETIC
+    )
     noise: str = option(
-        "random", "noisy-sequence: symbols after the first are drawn each time (random) or once (fixed)"
+        "random",
+        "noisy-sequence: the symbols after the first are drawn for every sequence (random) or once (fixed)",
+        DATA,
+        choices=NOISES,
+        tasks=("noisy-sequence",),
     )
-    precision: str = option("32-true", f"of weights and arithmetic: {', '.join(PRECISIONS)}")
-    music: str = option("nottingham", f"polymusic: which pieces: {', '.join(MUSIC)}")
-    window: int = option(100, "natlang: words between two optimiser steps")
-    language: str = option("spanish", f"translation: into English, from: {', '.join(LANGUAGES)}")
-    release: str = option("2020", f"translation from German: release of the sentence pairs: {', '.join(RELEASES)}")
+    precision: str = option(
+        "32-true", f"precision of weights and arithmetic: {', '.join(PRECISIONS)}", OPTIMISATION, choices=PRECISIONS
+    )
+    music: str = option(
+        "nottingham",
+        f"polymusic: dataset: {', '.join(MUSIC)}",
+        DATA,
+        choices=MUSIC,
+        tasks=("polymusic",),
+        later=True,
+    )
+    window: int = option(
+        100, "natlang: words per optimiser step", DATA, least=1, most=2**16, tasks=("natlang",), later=True
+    )
+    language: str = option(
+        "spanish",
+        f"translation: language to translate into English: {', '.join(LANGUAGES)}",
+        DATA,
+        choices=LANGUAGES,
+        tasks=("translation",),
+        later=True,
+    )
+    release: str = option(
+        "2020",
+        f"translation from German: release of the sentence pairs: {', '.join(RELEASES)}",
+        DATA,
+        choices=RELEASES,
+        languages=("german",),
+        later=True,
+    )
     pairs: int = option(
-        30000, "translation: the first so many pairs of sentences, which are the shortest; 0 or all: all of them"
+        30000,
+        "translation: number of sentence pairs, shortest first; 0 or all for all of them",
+        DATA,
+        least=0,
+        most=2**31,
+        tasks=("translation",),
+        later=True,
     )
-    feedback: str = option("own", "translation: the decoder is fed its own words (own) or the right ones (teacher)")
-    pixels: str = option("ordered", "pixel-mnist: row by row (ordered), or mixed in one fixed way (permuted)")
+    feedback: str = option(
+        "own",
+        "translation: the decoder is fed its own words (own) or the correct ones (teacher)",
+        DATA,
+        choices=FEEDBACKS,
+        tasks=("translation",),
+        later=True,
+    )
+    pixels: str = option(
+        "ordered",
+        "pixel-mnist: pixels row by row (ordered) or in one fixed random order (permuted)",
+        DATA,
+        choices=PIXELS,
+        tasks=("pixel-mnist",),
+        later=True,
+    )
     condition: str = option(
-        "free", "DMU: the gradient condition is left to training (free) or enforced after every step (kept)"
+        "free",
+        "DMU: the gradient condition is left to training (free) or enforced after every step (kept)",
+        OPTIMISATION,
+        choices=CONDITIONS,
+        cells=("dmu",),
+        later=True,
     )
-    update_bias: float = option(0.0, "GRU: added to the bias of its update gate at the start")
-    input_bias: float = option(0.0, "LSTM: added to the bias of its input gate at the start")
-    limit: int = option(0, "music, text, pixels: the first so many pieces, words or images of each split; 0 is all")
+    update_bias: float = option(
+        0.0, "GRU: added to the initial bias of its update gate", NETWORK, cells=("gru",), later=True
+    )
+    input_bias: float = option(
+        0.0, "LSTM: added to the initial bias of its input gate", NETWORK, cells=("lstm",), later=True
+    )
+    limit: int = option(
+        0,
+        "polymusic, natlang, pixel-mnist: use only this many pieces, words or images of each split; 0 for all",
+        DATA,
+        least=0,
+        most=2**31,
+        tasks=("polymusic", "natlang", "pixel-mnist"),
+        later=True,
+    )
 
     def __post_init__(self) -> None:
-        check_choice("task", self.task, TASKS)
-        check_choice("cell", self.cell, CELLS)
-        check_choice("activation", self.activation, ACTIVATIONS)
-        check_choice("noise", self.noise, NOISES)
-        check_choice("condition", self.condition, CONDITIONS)
-        check_choice("precision", self.precision, PRECISIONS)
-        check_choice("music", self.music, MUSIC)
-        check_choice("language", self.language, LANGUAGES)
-        check_choice("release", self.release, RELEASES)
-        check_choice("feedback", self.feedback, FEEDBACKS)
-        check_choice("pixels", self.pixels, PIXELS)
-        if self.module_rate not in ("formula", SHARED_RATE):
-            try:
-                rate = float(self.module_rate)
-            except ValueError:
-                rate = -1.0
-            if not rate > 0:
-                raise ValueError(f"module_rate should be formula, same or a positive number, got {self.module_rate!r}")
-            object.__setattr__(self, "module_rate", repr(rate))  # 1e-3 and 0.001 are one setting
+        object.__setattr__(self, "module_rate", parse_module_rate(self.module_rate))
+        for of in fields(self):
+            check_limits(of, getattr(self, of.name))
+        for name in ("hidden", "transition"):
+            if len(getattr(self, name)) > MOST_LAYERS:
+                raise ValueError(f"{name} should list at most {MOST_LAYERS} layers, got {len(getattr(self, name))}")
         if not self.hidden or min(self.hidden) < 1 or any(width < 1 for width in self.transition):
             raise ValueError(
                 f"hidden and transition should list positive widths, got {self.hidden} and {self.transition}"
             )
-        for name in ("depth", "batch", "steps", "epochs", "patience", "validation", "test", "min_length", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} should be at least 1, got {getattr(self, name)}")
-        for name, value in asdict(self).items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise ValueError(f"{name} should be a finite number, got {value}")
-            numbers, most = value if isinstance(value, tuple) else (value,), MOST.get(name, LARGEST)
-            if any(isinstance(number, int) and number > most for number in numbers):
-                raise ValueError(f"{name} should be at most {most}, got {value}")
-        for name in ("hidden", "transition"):
-            if len(getattr(self, name)) > MOST_LAYERS:
-                raise ValueError(f"{name} should list at most {MOST_LAYERS} layers, got {len(getattr(self, name))}")
-        for name in ("lr", "gamma", "stop_below"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} should be positive, got {getattr(self, name)}")
-        for name in ("weight_decay", "pairs", "limit"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} should not be negative, got {getattr(self, name)}")
         if self.max_length < self.min_length:
             raise ValueError(f"max_length {self.max_length} is shorter than min_length {self.min_length}")
         if self.task == "noisy-sequence" and self.max_length != self.min_length:
@@ -134,19 +245,28 @@ class Setting:
                 f"got {self.min_length} and {self.max_length}"
             )
         for name, (owner, belongs) in OWNERS.items():
-            if getattr(self, owner) not in belongs and getattr(self, name) != DEFAULTS[name]:
+            if not self.has(name) and getattr(self, name) != DEFAULTS[name]:
                 raise ValueError(
                     f"{name} belongs to the {owner} {' or '.join(belongs)}; leave it out for the {owner} "
                     f"{getattr(self, owner)}"
                 )
 
+    def has(self, name: str) -> bool:
+        """Whether a setting means something to this cell and task."""
+        owner, belongs = OWNERS.get(name, ("cell", CELLS))
+        return getattr(self, owner) in belongs
+
     @property
     def key(self) -> str:
-        """Name of the study: equal for equal settings; how long it trains is left out, so a study can go on."""
+        """Name of the study: a hash of the settings that is equal for equal settings.
+
+        The number of epochs is left out, so that a study can be trained further. Settings added later count only where
+        they differ from their default, so that studies recorded before keep their names.
+        """
         content = {name: value for name, value in asdict(self).items() if name != "epochs"}
-        for name in LATER:
-            if content[name] == DEFAULTS[name]:
-                del content[name]
+        for of in fields(self):
+            if of.metadata["later"] and content[of.name] == of.default:
+                del content[of.name]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_json(self) -> str:
@@ -158,14 +278,73 @@ class Setting:
 class Machine:
     """Where and how a study is computed; none of it is part of what is studied."""
 
-    device: str = option("auto", "cpu, cuda, cuda:1, mps, or auto for the best one there is")
-    engine: str = option("auto", "of the recurrent layers, from deepmemory.engines()")
-    graph: bool = option(True, "on a GPU, capture one training step and replay it")
-    threads: int = option(0, "CPU threads; 0 chooses by the number of runs")
-    devices: int = option(1, "processes on each machine, with a GPU each or on the CPU: they share every batch")
-    nodes: int = option(1, "machines that share every batch; see the page on more than one machine")
-    recompute: bool = option(False, "compute inner values again going back instead of keeping them: less memory")
-    data: str | None = option(None, "folder of local copies of the data; default: $DEEPMEMORY_DATA")
+    device: str = option("auto", "cpu, cuda, cuda:1, mps, or auto for the best one available", MACHINE)
+    engine: str = option("auto", "engine of the recurrent layers: auto, or a name from deepmemory.engines()", MACHINE)
+    graph: bool = option(True, "on a GPU, capture one training step as a CUDA graph and replay it", MACHINE)
+    threads: int = option(0, "CPU threads; 0 chooses by the number of runs", MACHINE, least=0, most=10_000)
+    devices: int = option(
+        1,
+        "processes per machine that share every batch, each with its own GPU or on the CPU",
+        MACHINE,
+        least=1,
+        most=1000,
+    )
+    nodes: int = option(1, "machines that share every batch; see docs/machines.md", MACHINE, least=1, most=10_000)
+    recompute: bool = option(
+        False, "recompute activations in the backward pass instead of storing them: less memory", MACHINE
+    )
+    data: str | None = option(None, "folder with local copies of the data; default: $DEEPMEMORY_DATA", MACHINE)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How several studies are trained: one after another, at the same time, or on a Ray cluster."""
+
+    on: str = option("local", "where to train: local, or ray for a Ray cluster", LAUNCHING)
+    at_once: int = option(
+        1, "studies that train at the same time on one device, each in its own process", LAUNCHING, least=1
+    )
+    address: str | None = option(
+        None, "ray: address of the cluster, or auto; left out: Ray on this machine alone", LAUNCHING
+    )
+    group: int = option(0, "ray: runs per task at most; 0 for all on a GPU and 16 per CPU", LAUNCHING, least=0)
+    cpus: float = option(1.0, "ray: CPUs per task", LAUNCHING, least=0)
+    gpus: float = option(
+        0.0, "ray: GPUs per task, 0.5 for two tasks on one; 0 for one with --device cuda", LAUNCHING, least=0
+    )
+
+    def __post_init__(self) -> None:
+        check_choice("--on", self.on, LAUNCHERS)
+        for of in fields(self):
+            check_limits(of, getattr(self, of.name))
+
+
+def check_limits(of: Field[Any], value: Any) -> None:
+    """Raise if a field's value is none of its choices, not finite, or outside its limits."""
+    if of.metadata["choices"]:
+        check_choice(of.name, value, of.metadata["choices"])
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError(f"{of.name} should be a finite number, got {value}")
+        if isinstance(number, int) and number > (most := of.metadata["most"] or LARGEST):
+            raise ValueError(f"{of.name} should be at most {most}, got {value}")
+        if of.metadata["positive"] and not number > 0:
+            raise ValueError(f"{of.name} should be positive, got {value}")
+        if (least := of.metadata["least"]) is not None and number < least:
+            raise ValueError(f"{of.name} should be at least {least}, got {value}")
+
+
+def parse_module_rate(text: str) -> str:
+    """The learning rate of a DMU's module, written in one way: 1e-3 and 0.001 are one setting."""
+    if text in ("formula", SHARED_RATE):
+        return text
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = -1.0
+    if not rate > 0:
+        raise ValueError(f"module_rate should be formula, same or a positive number, got {text!r}")
+    return repr(rate)
 
 
 def setting_from_json(text: str) -> Setting:
@@ -200,7 +379,9 @@ def parse(name: str, kind: Any, value: Any) -> Any:
             raise ValueError
         return kind(value)
     except (TypeError, ValueError, OverflowError):
-        expected = "whole numbers separated by commas" if kind == tuple[int, ...] else f"of type {kind.__name__}"
+        expected = {int: "a whole number", float: "a number", str: "text"}.get(
+            kind, "whole numbers separated by commas"
+        )
         raise ValueError(f"{name} should be {expected}, got {value!r}") from None
 
 
@@ -211,64 +392,9 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     return value
 
 
-# What no study needs and no machine holds: a mistake, or records that somebody made to exhaust whoever reads them.
-MOST_LAYERS = 256
-MOST = {
-    "hidden": 2**16,
-    "transition": 2**16,
-    "depth": 2**10,
-    "batch": 2**20,
-    "steps": 2**24,
-    "epochs": 2**20,
-    "patience": 2**20,
-    "validation": 2**24,
-    "test": 2**24,
-    "min_length": 2**16,
-    "max_length": 2**16,
-    "window": 2**16,
-    "pairs": 2**31,
-    "limit": 2**31,
-}
-
-# Settings that mean something to some cells, tasks or languages alone.
+DEFAULTS = {of.name: of.default for of in fields(Setting)}
+MOST = {of.name: of.metadata["most"] for of in fields(Setting) if of.metadata["most"] is not None}
+# Settings that mean something to some cells, tasks or languages alone, and to which.
 OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "transition": ("cell", ("dmu",)),
-    "activation": ("cell", ("dmu",)),
-    "memory_bias": ("cell", ("dmu",)),
-    "module_rate": ("cell", ("dmu",)),
-    "condition": ("cell", ("dmu",)),
-    "forget_bias": ("cell", ("lstm",)),
-    "input_bias": ("cell", ("lstm",)),
-    "update_bias": ("cell", ("gru",)),
-    "depth": ("cell", ("rhn",)),
-    "steps": ("task", SYNTHETIC),
-    "validation": ("task", SYNTHETIC),
-    "test": ("task", SYNTHETIC),
-    "min_length": ("task", SYNTHETIC),
-    "max_length": ("task", SYNTHETIC),
-    "noise": ("task", ("noisy-sequence",)),
-    "music": ("task", ("polymusic",)),
-    "window": ("task", ("natlang",)),
-    "language": ("task", ("translation",)),
-    "release": ("language", ("german",)),
-    "pairs": ("task", ("translation",)),
-    "feedback": ("task", ("translation",)),
-    "pixels": ("task", ("pixel-mnist",)),
-    "limit": ("task", ("polymusic", "natlang", "pixel-mnist")),
+    of.name: of.metadata["owner"] for of in fields(Setting) if of.metadata["owner"] is not None
 }
-# Settings that came after the first studies: they are part of a study's name where they differ from the default.
-LATER = (
-    "music",
-    "window",
-    "language",
-    "release",
-    "pairs",
-    "feedback",
-    "pixels",
-    "limit",
-    "condition",
-    "update_bias",
-    "input_bias",
-)
-DEFAULTS = {f.name: f.default for f in fields(Setting)}
-HELP = {f.name: f.metadata["help"] for cls in (Setting, Machine) for f in fields(cls)}

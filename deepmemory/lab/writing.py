@@ -24,11 +24,11 @@ def file_name(text: str) -> str:
     >>> file_name("../../x")
     '_.._x~9cdf6a50100a862e14286c7a334296da'
     """
-    kept = "".join(c if c in PLAIN else "_" for c in text[: LONGEST + 1])
-    if kept == text and len(text) <= LONGEST and text and not text.startswith("."):
+    cleaned = "".join(c if c in PLAIN else "_" for c in text[: LONGEST + 1])
+    if cleaned == text and len(text) <= LONGEST and text and not text.startswith("."):
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return f"{kept[: LONGEST - 33].lstrip('.')}~{digest}"  # no plain name has a ~
+    return f"{cleaned[: LONGEST - 33].lstrip('.')}~{digest}"  # no plain name has a ~
 
 
 def without_links(root: Path, *names: str) -> Path:

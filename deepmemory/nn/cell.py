@@ -9,13 +9,13 @@ from deepmemory.nn.definition import Definition
 from deepmemory.nn.precision import check_state, runs_in
 from deepmemory.nn.regularisation import check_probability
 from deepmemory.ops import plain
-from deepmemory.ops.recurrence import Variation
+from deepmemory.ops.recurrence import FULL_LENGTH, Variation
 
 
 class Cell(nn.Module):
     """One step of one layer: ``h = cell(x, h)``."""
 
-    layer_norm = residual = False  # a DMUCell may have them
+    layer_norm = False  # a DMUCell may have it
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class Cell(nn.Module):
         weights = [getattr(self, name) for name in self._names]
         projected = nn.functional.linear(x, *rec.input_weights(weights))
         step, inputs = plain.varied(rec, self._variation(), projected, (h,))
-        return step(inputs, (h,), weights)[0]
+        return step(inputs, (h,), weights, FULL_LENGTH)[0]
 
     def _variation(self) -> Variation | None:
-        if not (self.zoneout or self.layer_norm or self.residual):
+        if not (self.zoneout or self.layer_norm):
             return None
-        return Variation((self.zoneout,) if self.zoneout else (), self.training, self.layer_norm, self.residual)
+        return Variation((self.zoneout,) if self.zoneout else (), self.training, self.layer_norm)

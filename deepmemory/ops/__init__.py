@@ -9,9 +9,17 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import engines, fused, plain
-from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence, Variation
+from deepmemory.ops.recurrence import (
+    ACTIVATIONS,
+    CELLS,
+    FULL_LENGTH,
+    Recurrence,
+    Sequences,
+    Variation,
+    resets_of_sweep,
+)
 
-__all__ = ["ACTIVATIONS", "CELLS", "Recurrence", "Variation", "scan"]
+__all__ = ["ACTIVATIONS", "CELLS", "Recurrence", "Sequences", "Variation", "resets_of_sweep", "scan"]
 
 
 # Devices that have autocast; asked here, since older torch cannot ask inside a compiled graph.
@@ -23,7 +31,7 @@ def scan(
     x: Tensor,
     state: tuple[Tensor, ...],
     weights: list[Tensor],
-    lengths: Tensor | None = None,
+    sequences: Sequences = FULL_LENGTH,
     *,
     engine: str = "auto",
     recompute: bool = False,
@@ -31,10 +39,13 @@ def scan(
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run one layer in one direction over time: x (T, B, m), each state (B, d) to y (T, B, d), final state.
 
-    ``weights`` are laid out as :class:`Recurrence` says. Step t of sequence b is real while
-    ``t < lengths[b]``; past it the state stays as it is and y is zero. ``recompute`` stores only a few
-    states and computes the rest again in the backward pass. ``variation`` is for the plain engine.
+    ``weights`` are laid out as :class:`Recurrence` says, and ``sequences`` holds lengths, resets and masks, which are
+    constants: no gradient flows to them. ``recompute`` stores only a few states and computes the rest again in the
+    backward pass. ``variation`` is for the plain engine.
     """
+    rec = rec._replace(masked=sequences.hidden_mask is not None)
+    if sequences.state_mask is not None or sequences.hidden_mask is not None:
+        sequences = with_constant_masks(rec, sequences)
     device = x.device.type
     if device in AUTOCAST and torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -43,12 +54,24 @@ def scan(
             return [t if t.dtype is torch.float64 else t.to(dtype) for t in tensors]
 
         x, *low_state = lowered((x, *state))
+        lengths, resets, *masks = sequences
+        sequences = Sequences(lengths, resets, *(None if mask is None else mask.to(x.dtype) for mask in masks))
         with torch.autocast(device, enabled=False):
-            if not engines.takes_as_they_are(engine, rec, x, weights, variation):
+            if not engines.takes_as_they_are(engine, rec, x, weights, sequences, variation):
                 weights = lowered(weights)
             options: dict[str, Any] = {"engine": engine, "recompute": recompute, "variation": variation}
-            return scan(rec, x, tuple(low_state), weights, lengths, **options)
-    name = engines.choose(engine, rec, x, weights, variation)
+            return scan(rec, x, tuple(low_state), weights, sequences, **options)
+    name = engines.choose(engine, rec, x, weights, sequences, variation)
     if name == "plain":
-        return plain.scan(rec, x, state, weights, lengths, variation)
-    return fused.scan(rec, name, recompute, x, state, weights, lengths)
+        return plain.scan(rec, x, state, weights, sequences, variation)
+    return fused.scan(rec, name, recompute, x, state, weights, sequences)
+
+
+def with_constant_masks(rec: Recurrence, sequences: Sequences) -> Sequences:
+    """The same with masks that are constants of every derivative; raise where somebody asks for theirs."""
+    lengths, resets, *masks = sequences
+    if any(mask is not None and mask.requires_grad for mask in masks):
+        raise RuntimeError(
+            f"{rec.cell.upper()}: masks are constants, and one of them requires a gradient; pass mask.detach()"
+        )
+    return Sequences(lengths, resets, *(None if mask is None else mask.detach() for mask in masks))

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import cpu, nvrtc, triton
-from deepmemory.ops.recurrence import Recurrence, Variation
+from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences, Variation
 
 
 class FusedEngine(Protocol):
     """What a module under ``deepmemory.ops`` must offer to be an engine.
 
     Tensors carry a leading dimension of R runs, each with its own weights: x (R, T, B, m), each state
-    (R, B, d), weights (R, ...), lengths (R, B) int64 or None. All come without it where there is one run,
+    (R, B, d), weights (R, ...), and what is in ``sequences``. All come without it where there is one run,
     x (T, B, m) and so on, and so do the results. ``trace`` is the engine's own record of the forward sweep,
     of the shape ``trace_shape`` tells; nobody else looks inside.
     """
@@ -25,9 +25,9 @@ class FusedEngine(Protocol):
     def unavailable(self) -> str | None:
         """Why this engine cannot run on this machine at all, or None."""
 
-    def refuses(self, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
+    def refuses(self, rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences) -> str | None:
         """Why this engine cannot do this case, or None. Looks at device, dtype and shapes alone;
-        x and weights come as the caller has them, without the dimension of runs."""
+        tensors come as the caller has them, without the dimension of runs."""
 
     def trace_shape(self, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
         """Shape of the trace for this case, all in ``x``'s dtype."""
@@ -38,7 +38,7 @@ class FusedEngine(Protocol):
         x: Tensor,
         state: list[Tensor],
         weights: list[Tensor],
-        lengths: Tensor | None,
+        sequences: Sequences,
         save: bool,
     ) -> tuple[Tensor, list[Tensor], Tensor]:
         """y (R, T, B, d), final states, trace (empty unless ``save``)."""
@@ -51,7 +51,7 @@ class FusedEngine(Protocol):
         x: Tensor,
         state: list[Tensor],
         weights: list[Tensor],
-        lengths: Tensor | None,
+        sequences: Sequences,
         y: Tensor,
         trace: Tensor,
         needs: list[bool],
@@ -106,7 +106,14 @@ def engines() -> dict[str, Availability]:
     return listing
 
 
-def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None) -> str:
+def choose(
+    engine: str,
+    rec: Recurrence,
+    x: Tensor,
+    weights: list[Tensor],
+    sequences: Sequences = FULL_LENGTH,
+    variation: Variation | None = None,
+) -> str:
     """The engine for this case; an engine asked for by name never gives way in silence."""
     if engine == "plain":
         return engine
@@ -122,26 +129,31 @@ def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], varia
             return "plain"
         raise RuntimeError(f"{rec.cell.upper()}: engine={engine!r} has no forward-mode derivative; use engine='plain'")
     if engine != "auto":
-        check(engine, rec, x, weights)
+        check(engine, rec, x, weights, sequences)
         return engine
-    takers = (name for name in FUSED if unavailable(name) is None and FUSED[name].refuses(rec, x, weights) is None)
-    return next(takers, "plain")
+    case = rec, x, weights, sequences
+    return next((name for name in FUSED if unavailable(name) is None and FUSED[name].refuses(*case) is None), "plain")
 
 
 def takes_as_they_are(
-    engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None
+    engine: str,
+    rec: Recurrence,
+    x: Tensor,
+    weights: list[Tensor],
+    sequences: Sequences,
+    variation: Variation | None,
 ) -> bool:
     """Whether an engine reads weights of another precision than x's as they are, and rounds them itself."""
     if weights[0].dtype is x.dtype or variation is not None or engine not in ("auto", *FUSED):
         return False
-    return choose("auto", rec, x, weights) in (FUSED if engine == "auto" else (engine,))
+    return choose("auto", rec, x, weights, sequences) in (FUSED if engine == "auto" else (engine,))
 
 
-def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> None:
+def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> None:
     """Raise if this is no fused engine, or one that cannot do this case."""
     if engine not in FUSED:
         raise RuntimeError(f"{rec.cell.upper()}: no fused engine {engine!r}; choose from {', '.join(FUSED)}")
-    why_not = unavailable(engine) or FUSED[engine].refuses(rec, x, weights)
+    why_not = unavailable(engine) or FUSED[engine].refuses(rec, x, weights, sequences)
     if why_not is not None:
         raise RuntimeError(
             f"{rec.cell.upper()}: engine={engine!r} cannot do this: {why_not}. "

@@ -12,15 +12,17 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial, wraps
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from deepmemory.ops import engines, gate, plain
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import Recurrence, Sequences
 
 State = tuple[Tensor, ...]
+OF_SEQUENCES = len(Sequences._fields)
+NOT_DIFFERENTIABLE = 3 + OF_SEQUENCES  # first arguments of Scan: rec, engine, recompute, sequences
 ORDINARY = frozenset((Tensor, torch.nn.Parameter))  # types that want to see no operators
 
 RECOMPUTED_PIECES = 8  # a sequence is cut into this many pieces whose traces are made again, one at a time
@@ -33,7 +35,7 @@ def scan(
     x: Tensor,
     state: State,
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
 ) -> tuple[Tensor, State]:
     """Run a layer on a fused engine, by the cheapest way that keeps track of what is being asked."""
     tensors = (x, *state, *weights)
@@ -42,14 +44,19 @@ def scan(
     save = torch.is_grad_enabled() and (transformed or any(t.requires_grad for t in tensors)) and not in_jit_trace()
     out: Sequence[Tensor]
     if transformed and save and not torch.compiler.is_compiling():
-        out = Scan.apply(rec, engine, recompute, lengths, *tensors)
+        out = Scan.apply(rec, engine, recompute, *sequences, *tensors)
     elif transformed or torch.compiler.is_compiling() or seen_by_others(tensors):
-        out = scan_op(x, state, weights, lengths, *rec, engine, recompute, save)
+        out = scan_op(x, state, weights, *sequences, *rec, engine, recompute, save)
     elif save:
-        out = EagerScan.apply(rec, engine, recompute, lengths, *tensors)
+        out = EagerScan.apply(rec, engine, recompute, *sequences, *tensors)
     else:
-        out = run_forward(rec, engine, recompute, False, x, state, weights, lengths)
+        out = run_forward(rec, engine, recompute, False, x, state, weights, sequences)
     return out[0], tuple(out[1 : 1 + rec.states])
+
+
+def _after_sequences(values: Sequence[Any]) -> tuple[Sequences, Sequence[Any]]:
+    """Lengths, resets and masks at the front of a row, and what follows them."""
+    return Sequences(*values[:OF_SEQUENCES]), values[OF_SEQUENCES:]
 
 
 def seen_by_others(tensors: Sequence[Tensor]) -> bool:
@@ -99,18 +106,24 @@ def scan_op(
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
     lengths: Tensor | None,
+    resets: Tensor | None,
+    state_mask: Tensor | None,
+    hidden_mask: Tensor | None,
     cell: str,
     activation: str,
     bias: bool,
     reverse: bool,
+    residual: bool,
+    masked: bool,
     engine: str,
     recompute: bool,
     save: bool,
 ) -> list[Tensor]:
     """y, final states, trace."""
-    rec = Recurrence(cell, activation, bias, reverse)
-    engines.check(engine, rec, x, list(weights))
-    return run_forward(rec, engine, recompute, save, x, state, weights, lengths)
+    rec = Recurrence(cell, activation, bias, reverse, residual, masked)
+    sequences = Sequences(lengths, resets, state_mask, hidden_mask)
+    engines.check(engine, rec, x, list(weights), sequences)
+    return run_forward(rec, engine, recompute, save, x, state, weights, sequences)
 
 
 @scan_op.register_fake
@@ -119,10 +132,15 @@ def _(
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
     lengths: Tensor | None,
+    resets: Tensor | None,
+    state_mask: Tensor | None,
+    hidden_mask: Tensor | None,
     cell: str,
     activation: str,
     bias: bool,
     reverse: bool,
+    residual: bool,
+    masked: bool,
     engine: str,
     recompute: bool,
     save: bool,
@@ -133,7 +151,7 @@ def _(
         # Sizes of weights are constants of a model; time and batch may be symbols.
         fixed = [torch.empty([int(n) for n in w.shape], device="meta") for w in weights]
         shape_of_trace = _shape_of_starts if recompute else engines.FUSED[engine].trace_shape
-        shape = shape_of_trace(Recurrence(cell, activation, bias, reverse), x, fixed)
+        shape = shape_of_trace(Recurrence(cell, activation, bias, reverse, residual, masked), x, fixed)
     return [y, *(_contiguous_like(s) for s in state), x.new_empty(shape)]
 
 
@@ -145,26 +163,34 @@ def scan_backward_op(
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
     lengths: Tensor | None,
+    resets: Tensor | None,
+    state_mask: Tensor | None,
+    hidden_mask: Tensor | None,
     y: Tensor | None,
     trace: Tensor,
     cell: str,
     activation: str,
     bias: bool,
     reverse: bool,
+    residual: bool,
+    masked: bool,
     engine: str,
     recompute: bool,
     needs: Sequence[bool],
 ) -> list[Tensor]:
     """Gradients of x, states and weights; an empty tensor where nobody asks."""
-    rec = Recurrence(cell, activation, bias, reverse)
-    engines.check(engine, rec, x, list(weights))
+    rec = Recurrence(cell, activation, bias, reverse, residual, masked)
+    sequences = Sequences(lengths, resets, state_mask, hidden_mask)
+    engines.check(engine, rec, x, list(weights), sequences)
     asked = 1 + len(state) + len(weights)
     if len(needs) != asked or (y is None) != recompute:
         raise RuntimeError(
             f"{cell.upper()}: expected y unless recompute is set, and {asked} entries of needs; got "
             f"{'no y' if y is None else 'y'} with recompute={recompute}, and {len(needs)} entries"
         )
-    grads = run_backward(rec, engine, recompute, grad_y, grad_final, x, state, weights, lengths, y, trace, list(needs))
+    grads = run_backward(
+        rec, engine, recompute, grad_y, grad_final, x, state, weights, sequences, y, trace, list(needs)
+    )
     return [x.new_empty(0) if g is None else _on_its_own(g) for g in grads]
 
 
@@ -186,12 +212,17 @@ def _(
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
     lengths: Tensor | None,
+    resets: Tensor | None,
+    state_mask: Tensor | None,
+    hidden_mask: Tensor | None,
     y: Tensor | None,
     trace: Tensor,
     cell: str,
     activation: str,
     bias: bool,
     reverse: bool,
+    residual: bool,
+    masked: bool,
     engine: str,
     recompute: bool,
     needs: Sequence[bool],
@@ -204,23 +235,24 @@ def _(
 
 
 def _op_setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
-    x, state, weights, lengths, *ctx.spec, ctx.saved = inputs
+    x, state, weights, *rest, ctx.saved = inputs
+    sequences, ctx.spec = _after_sequences(rest)
     y, *_, trace = output
     *_, recompute = ctx.spec
     ctx.states = len(state)
     ctx.needs = [t.requires_grad for t in (x, *state, *weights)]
-    ctx.save_for_backward(x, *state, *weights, lengths, None if recompute else y, trace)
+    ctx.save_for_backward(*sequences, None if recompute else y, trace, x, *state, *weights)
 
 
 def _op_backward(ctx: Any, grads: list[Tensor]) -> tuple:
     grad_y, *grad_final, _ = grads
-    x, *rest, lengths, y, trace = ctx.saved_tensors
+    sequences, (y, trace, x, *rest) = _after_sequences(ctx.saved_tensors)
     state, weights = rest[: ctx.states], rest[ctx.states :]
     if not ctx.saved:  # a graph that was traced where nobody asked for gradients
-        *_, trace = scan_op(x, state, weights, lengths, *ctx.spec, True)
-    grad = scan_backward_op(grad_y, grad_final, x, state, weights, lengths, y, trace, *ctx.spec, ctx.needs)
+        *_, trace = scan_op(x, state, weights, *sequences, *ctx.spec, True)
+    grad = scan_backward_op(grad_y, grad_final, x, state, weights, *sequences, y, trace, *ctx.spec, ctx.needs)
     of_x, *others = (g if needed else None for g, needed in zip(grad, ctx.needs, strict=True))
-    return of_x, others[: ctx.states], others[ctx.states :], *([None] * 8)
+    return of_x, others[: ctx.states], others[ctx.states :], *([None] * (OF_SEQUENCES + len(ctx.spec) + 1))
 
 
 scan_op.register_autograd(_op_backward, setup_context=_op_setup_context)
@@ -254,14 +286,14 @@ def _(
     x: Tensor,
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
-    lengths: Tensor | None,
-    *spec: Any,
+    *rest: Any,
 ) -> tuple[list[Tensor], list[int | None]]:
-    of_x, of_state, of_weights, of_lengths, *_ = in_dims
+    of_x, of_state, of_weights, *others = in_dims
     runs, nested, n = info.batch_size, x.dim() - (of_x is not None) == 4, len(state)
-    dims = (of_x, *of_state, *of_weights, of_lengths)
-    x, *rest, lengths = _runs_first((x, *state, *weights, lengths), dims, runs, nested)
-    *out, trace = scan_op(x, rest[:n], rest[n:], lengths, *spec)
+    sequences, spec = _after_sequences(rest)
+    in_runs = _runs_first(sequences, others[:OF_SEQUENCES], runs, nested)
+    x, *merged = _runs_first((x, *state, *weights), (of_x, *of_state, *of_weights), runs, nested)
+    *out, trace = scan_op(x, merged[:n], merged[n:], *in_runs, *spec)
     return [*(_split(t, runs, nested) for t in out), trace], [*([0] * len(out)), None]
 
 
@@ -284,32 +316,42 @@ def _nothing(device: torch.device) -> Tensor:
     return torch.empty(0, device=device)
 
 
-def _unpack(ctx: Any) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor | None, Tensor | None, Tensor]:
-    """x, states, weights, lengths, y, trace; y anew if the caller changed it in place, which ``nn.GRU`` allows too."""
-    (x, *rest, lengths, y, trace), n = ctx.saved_tensors, ctx.rec.states
+class Saved(NamedTuple):
+    """What the backward pass takes from the forward pass."""
+
+    x: Tensor
+    state: list[Tensor]
+    weights: list[Tensor]
+    sequences: Sequences
+    y: Tensor | None
+    trace: Tensor
+
+
+def _unpack(ctx: Any) -> Saved:
+    """What was saved; y anew if the caller changed it in place, which ``nn.GRU`` allows too."""
+    sequences, (y, trace, x, *rest) = _after_sequences(ctx.saved_tensors)
+    n = ctx.rec.states
     state, weights = rest[:n], rest[n:]
     if ctx.counter is not None and ctx.counter._version != ctx.version:
         with torch.no_grad():
-            y, *_ = scan_op(x, state, weights, lengths, *ctx.rec, ctx.engine, False, False)
-    return x, state, weights, lengths, y, trace
+            y, *_ = scan_op(x, state, weights, *sequences, *ctx.rec, ctx.engine, False, False)
+    return Saved(x, state, weights, sequences, y, trace)
 
 
 class EagerScan(torch.autograd.Function):
     """As :class:`Scan`, for ordinary tensors outside of ``torch.func``."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rec: Recurrence, engine: str, recompute: bool, lengths: Tensor | None, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, rec: Recurrence, engine: str, recompute: bool, *tensors: Any) -> tuple[Tensor, ...]:
         """y, final states, trace."""
-        n = 1 + rec.states
-        out = run_forward(rec, engine, recompute, True, tensors[0], tensors[1:n], tensors[n:], lengths)
+        n, (sequences, inputs) = 1 + rec.states, _after_sequences(tensors)
+        out = run_forward(rec, engine, recompute, True, inputs[0], inputs[1:n], inputs[n:], sequences)
         ctx.rec, ctx.engine, ctx.recompute = rec, engine, recompute
         ctx.counter, ctx.version = None if recompute else _change_counter(out[0]), out[0]._version
         ctx.mark_non_differentiable(out[-1])
         ctx.set_materialize_grads(False)
         # Not y itself, which torch does not give back once it was changed; _unpack makes it again then.
-        ctx.save_for_backward(*tensors, lengths, None if recompute else out[0].data, out[-1])
+        ctx.save_for_backward(*sequences, None if recompute else out[0].data, out[-1], *inputs)
         return tuple(out)
 
     @staticmethod
@@ -318,60 +360,52 @@ class EagerScan(torch.autograd.Function):
         """None for what is no tensor, then gradients of x, states and weights."""
         if torch.is_grad_enabled() or in_functorch():  # to be differentiated again, or for many gradients at once
             return Scan.backward(ctx, grad_y, *grads)
-        x, state, weights, lengths, y, trace = _unpack(ctx)
-        needs = list(ctx.needs_input_grad[4:])
-        grad = run_backward(
-            ctx.rec, ctx.engine, ctx.recompute, grad_y, grads[:-1], x, state, weights, lengths, y, trace, needs
-        )
-        return None, None, None, None, *grad
+        needs = list(ctx.needs_input_grad[NOT_DIFFERENTIABLE:])
+        grad = run_backward(ctx.rec, ctx.engine, ctx.recompute, grad_y, grads[:-1], *_unpack(ctx), needs)
+        return *([None] * NOT_DIFFERENTIABLE), *grad
 
 
 class Scan(torch.autograd.Function):
-    """y, final states and trace of one layer; takes ``(rec, engine, recompute, lengths, x, *state, *weights)``."""
+    """y, final states and trace of one layer; takes ``(rec, engine, recompute, *sequences, x, *state, *weights)``."""
 
     @staticmethod
-    def forward(
-        rec: Recurrence, engine: str, recompute: bool, lengths: Tensor | None, x: Tensor, *rest: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(rec: Recurrence, engine: str, recompute: bool, *tensors: Any) -> tuple[Tensor, ...]:
         """By the operator: below a transform there may be another."""
+        sequences, (x, *rest) = _after_sequences(tensors)
         state, weights = rest[: rec.states], rest[rec.states :]
-        return tuple(scan_op(x, state, weights, lengths, *rec, engine, recompute, True))
+        return tuple(scan_op(x, state, weights, *sequences, *rec, engine, recompute, True))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         """Keep what the backward pass takes."""
-        ctx.rec, ctx.engine, ctx.recompute, lengths, *tensors = inputs
+        ctx.rec, ctx.engine, ctx.recompute, *tensors = inputs
         y, *_, trace = output
         ctx.counter = None
         ctx.mark_non_differentiable(trace)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors, lengths, None if ctx.recompute else y, trace)
+        sequences, given = _after_sequences(tensors)
+        ctx.save_for_backward(*sequences, None if ctx.recompute else y, trace, *given)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
         """By a function of its own, so that it can be differentiated too."""
-        x, state, weights, lengths, y, trace = _unpack(ctx)
-        grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[4:])
+        x, state, weights, sequences, y, trace = _unpack(ctx)
+        grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[NOT_DIFFERENTIABLE:])
         spec = ctx.rec, ctx.engine, ctx.recompute, needs
-        grad = ScanBackward.apply(*spec, lengths, y, trace, grad_y, *grad_final, x, *state, *weights)
-        return None, None, None, None, *(g if needed else None for g, needed in zip(grad, needs, strict=True))
+        grad = ScanBackward.apply(*spec, *sequences, y, trace, grad_y, *grad_final, x, *state, *weights)
+        asked = (g if needed else None for g, needed in zip(grad, needs, strict=True))
+        return *([None] * NOT_DIFFERENTIABLE), *asked
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: tuple,
-        rec: Recurrence,
-        engine: str,
-        recompute: bool,
-        lengths: Tensor | None,
-        x: Tensor,
-        *rest: Tensor,
+        info: Any, in_dims: tuple, rec: Recurrence, engine: str, recompute: bool, *tensors: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
         """All runs in one call."""
-        runs, nested = info.batch_size, x.dim() - (in_dims[4] is not None) == 4
-        merged = _runs_first((lengths, x, *rest), in_dims[3:], runs, nested)
-        below = Scan if in_functorch() or seen_by_others(merged[1:]) else EagerScan
+        x, of_x = tensors[OF_SEQUENCES], in_dims[NOT_DIFFERENTIABLE]
+        runs, nested = info.batch_size, x.dim() - (of_x is not None) == 4
+        merged = _runs_first(tensors, in_dims[3:], runs, nested)
+        below = Scan if in_functorch() or seen_by_others(merged[OF_SEQUENCES:]) else EagerScan
         *out, trace = below.apply(rec, engine, recompute, *merged)
         # The trace has no dimension to split: it goes back to this very layer's backward pass, whole.
         return (*(_split(t, runs, nested) for t in out), trace), (*([0] * len(out)), None)
@@ -380,7 +414,7 @@ class Scan(torch.autograd.Function):
 class ScanBackward(torch.autograd.Function):
     """The backward pass, itself differentiable by way of the plain engine.
 
-    Takes ``(rec, engine, recompute, needs, lengths, y, trace, grad_y, *grad_final, x, *state, *weights)``.
+    Takes ``(rec, engine, recompute, needs, *sequences, y, trace, grad_y, *grad_final, x, *state, *weights)``.
     """
 
     @staticmethod
@@ -389,38 +423,34 @@ class ScanBackward(torch.autograd.Function):
         engine: str,
         recompute: bool,
         needs: list[bool],
-        lengths: Tensor | None,
-        y: Tensor | None,
-        trace: Tensor,
-        grad_y: Tensor | None,
-        *tensors: Tensor,
+        *tensors: Any,
     ) -> tuple[Tensor, ...]:
         """Gradients of x, states and weights, empty where nobody asks."""
-        n = rec.states
-        grad_final, x, state, weights = tensors[:n], tensors[n], tensors[n + 1 : 2 * n + 1], tensors[2 * n + 1 :]
-        return tuple(
-            scan_backward_op(grad_y, grad_final, x, state, weights, lengths, y, trace, *rec, engine, recompute, needs)
-        )
+        (sequences, (y, trace, grad_y, *rest)), n = _after_sequences(tensors), rec.states
+        grad_final, x, state, weights = rest[:n], rest[n], rest[n + 1 : 2 * n + 1], rest[2 * n + 1 :]
+        inputs = x, state, weights, *sequences, y, trace
+        return tuple(scan_backward_op(grad_y, grad_final, *inputs, *rec, engine, recompute, needs))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         """Keep what the pass was computed from; neither y nor trace are variables of it."""
-        ctx.rec, _, _, ctx.needs, lengths, _, _, grad_y, *tensors = inputs
+        ctx.rec, _, _, ctx.needs, *tensors = inputs
+        sequences, (_, _, grad_y, *rest) = _after_sequences(tensors)
         ctx.mark_non_differentiable(*(g for g, needed in zip(output, ctx.needs, strict=True) if not needed))
-        ctx.save_for_backward(lengths, grad_y, *tensors)
+        ctx.save_for_backward(*sequences, grad_y, *rest)
 
     @staticmethod
     @one_by_one
     def backward(ctx: Any, *grads: Tensor) -> tuple:
         """The derivative of the plain engine's backward pass."""
-        lengths, grad_y, *tensors = ctx.saved_tensors
+        sequences, (grad_y, *tensors) = _after_sequences(ctx.saved_tensors)
         rec, n = ctx.rec, ctx.rec.states
 
         def first_backward(grad_y: Tensor | None, *tensors: Tensor) -> tuple[Tensor, ...]:
             grad_final, inputs = tensors[:n], tensors[n:]
 
             def forward(*inputs: Tensor) -> tuple[Tensor, ...]:
-                y, final = _plain_runs(rec, inputs[0], inputs[1 : 1 + n], list(inputs[1 + n :]), lengths)
+                y, final = _plain_runs(rec, inputs[0], inputs[1 : 1 + n], list(inputs[1 + n :]), sequences)
                 return final if grad_y is None else (y, *final)
 
             _, pullback, *_ = torch.func.vjp(forward, *inputs)
@@ -434,7 +464,7 @@ class ScanBackward(torch.autograd.Function):
         else:
             _, pullback, *_ = torch.func.vjp(first_backward, grad_y, *tensors)
             second = pullback(wanted)
-        return *([None] * 7), *second
+        return *([None] * (4 + OF_SEQUENCES + 2)), *second
 
     @staticmethod
     def vmap(
@@ -444,35 +474,32 @@ class ScanBackward(torch.autograd.Function):
         engine: str,
         recompute: bool,
         needs: list[bool],
-        lengths: Tensor | None,
-        y: Tensor | None,
-        trace: Tensor,
-        grad_y: Tensor | None,
-        *tensors: Tensor,
+        *tensors: Any,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
         """All runs in one call."""
-        n = rec.states
-        of_lengths, of_y, of_inputs = in_dims[4], in_dims[5], in_dims[8 + n :]
-        runs, nested = info.batch_size, tensors[n].dim() - (of_inputs[0] is not None) == 4
-        dims = (of_lengths, of_y, *in_dims[7:])
-        lengths, y, grad_y, *merged = _runs_first((lengths, y, grad_y, *tensors), dims, runs, nested)
-        if all(dim is None for dim in (of_lengths, *of_inputs)):
+        given, (y, trace, grad_y, *rest) = _after_sequences(tensors)
+        of_sequences, (of_y, _, *of_rest) = in_dims[4 : 4 + OF_SEQUENCES], in_dims[4 + OF_SEQUENCES :]
+        n, of_inputs = rec.states, of_rest[1 + rec.states :]
+        runs, nested = info.batch_size, rest[n].dim() - (of_inputs[0] is not None) == 4
+        sequences = _runs_first(given, of_sequences, runs, nested)
+        y, grad_y, *merged = _runs_first((y, grad_y, *rest), (of_y, *of_rest), runs, nested)
+        if all(dim is None for dim in (*of_sequences, *of_inputs)):
             # Many gradients of one forward pass, as jacrev wants them: its trace is of one run, so make it for all.
-            y_again, *_, trace = Scan.apply(rec, engine, recompute, lengths, *merged[n:])
+            y_again, *_, trace = Scan.apply(rec, engine, recompute, *sequences, *merged[n:])
             y = None if recompute else y_again
-        out = ScanBackward.apply(rec, engine, recompute, needs, lengths, y, trace, grad_y, *merged)
+        out = ScanBackward.apply(rec, engine, recompute, needs, *sequences, y, trace, grad_y, *merged)
         grads = (_split(g, runs, nested) if needed else g for g, needed in zip(out, needs, strict=True))
         return tuple(grads), tuple(0 if needed else None for needed in needs)
 
 
 def _plain_runs(
-    rec: Recurrence, x: Tensor, state: State, weights: list[Tensor], lengths: Tensor | None
+    rec: Recurrence, x: Tensor, state: State, weights: list[Tensor], sequences: Sequences
 ) -> tuple[Tensor, State]:
     weights = [w.to(x.dtype) for w in weights]
     if x.dim() == 3:
-        return plain.scan(rec, x, state, weights, lengths)
-    of_lengths = None if lengths is None else 0
-    return torch.vmap(partial(plain.scan, rec), in_dims=(0, 0, 0, of_lengths))(x, state, weights, lengths)
+        return plain.scan(rec, x, state, weights, sequences)
+    of_sequences = Sequences._make(None if t is None else 0 for t in sequences)
+    return torch.vmap(partial(plain.scan, rec), in_dims=(0, 0, 0, of_sequences))(x, state, weights, sequences)
 
 
 # --- One call of an engine, whole or in pieces; tensors with or without the dimension of runs. ---------
@@ -486,20 +513,20 @@ def run_forward(
     x: Tensor,
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
 ) -> list[Tensor]:
     """y, final states and trace. With ``recompute`` the trace is the state at the start of every piece."""
     run = engines.FUSED[engine]
-    x, state, weights, lengths = gate.forward(rec, x, state, weights, lengths)
+    x, state, weights, sequences = gate.forward(rec, x, state, weights, sequences)
     if not (recompute and save):
-        y, final, trace = run.forward(rec, x, state, weights, lengths, save)
+        y, final, trace = run.forward(rec, x, state, weights, sequences, save)
         return [y, *final, trace]
     outputs, starts = [], []
     for t0, t1 in _pieces(x.shape[-3], rec.reverse):
         starts.append(torch.cat([s.flatten() for s in state]))
         if t0 == t1:
             continue
-        y, state, _ = run.forward(rec, x[..., t0:t1, :, :], state, weights, _lengths_within(lengths, t0, t1), False)
+        y, state, _ = run.forward(rec, x[..., t0:t1, :, :], state, weights, sequences.piece(t0, t1), False)
         outputs.append(y)
     if rec.reverse:
         outputs.reverse()
@@ -515,7 +542,7 @@ def run_backward(
     x: Tensor,
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     y: Tensor | None,
     trace: Tensor,
     needs: list[bool],
@@ -523,12 +550,12 @@ def run_backward(
     """Gradients of x, states and weights."""
     run = engines.FUSED[engine]
     shape_of_trace = _shape_of_starts if recompute else run.trace_shape
-    grad_y, grad_final, x, state, weights, lengths, y, trace = gate.backward(
-        rec, shape_of_trace, grad_y, grad_final, x, state, weights, lengths, y, trace
+    grad_y, grad_final, x, state, weights, sequences, y, trace = gate.backward(
+        rec, shape_of_trace, grad_y, grad_final, x, state, weights, sequences, y, trace
     )
     if recompute:
-        return _backward_in_pieces(rec, run, grad_y, grad_final, x, state, weights, lengths, trace, needs)
-    return run.backward(rec, grad_y, grad_final, x, state, weights, lengths, cast(Tensor, y), trace, needs)
+        return _backward_in_pieces(rec, run, grad_y, grad_final, x, state, weights, sequences, trace, needs)
+    return run.backward(rec, grad_y, grad_final, x, state, weights, sequences, cast(Tensor, y), trace, needs)
 
 
 def _backward_in_pieces(
@@ -539,7 +566,7 @@ def _backward_in_pieces(
     x: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     starts: Tensor,
     needs: list[bool],
 ) -> list[Tensor | None]:
@@ -553,7 +580,7 @@ def _backward_in_pieces(
     for (t0, t1), start in zip(reversed(pieces), reversed(starts.unbind()), strict=True):
         if t0 == t1:
             continue
-        x_piece, within = x[..., t0:t1, :, :], _lengths_within(lengths, t0, t1)
+        x_piece, within = x[..., t0:t1, :, :], sequences.piece(t0, t1)
         at_start = [part.view(s.shape) for part, s in zip(start.split(sizes), state, strict=True)]
         y_piece, _, trace = run.forward(rec, x_piece, at_start, weights, within, True)
         gy_piece = None if grad_y is None else grad_y[..., t0:t1, :, :]
@@ -583,7 +610,3 @@ def _pieces(steps: int, reverse: bool) -> list[tuple[int, int]]:
     at = [steps * k // RECOMPUTED_PIECES for k in range(RECOMPUTED_PIECES + 1)]
     cuts = list(pairwise(at))
     return cuts[::-1] if reverse else cuts
-
-
-def _lengths_within(lengths: Tensor | None, t0: int, t1: int) -> Tensor | None:
-    return None if lengths is None else (lengths - t0).clamp(0, t1 - t0)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence
+from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence, Sequences
 
 Shape = tuple[int, ...]
 ShapeOfTrace = Callable[[Recurrence, Tensor, list[Tensor]], Shape]
@@ -29,14 +29,14 @@ RECORDS = {  # by the number of states
 
 
 def forward(
-    rec: Recurrence, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], lengths: Tensor | None
-) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor | None]:
-    """x, state, weights and lengths as an engine may read them; lengths lie between 0 and the number of steps."""
+    rec: Recurrence, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], sequences: Sequences
+) -> tuple[Tensor, list[Tensor], list[Tensor], Sequences]:
+    """x, state, weights and sequences as an engine may read them; lengths lie between 0 and the number of steps."""
     end, inputs = 1 + len(state), [x, *state, *weights]
     check_inputs(rec, end, tuple([t.shape for t in inputs]))
     if not (readable(inputs[:end], x) and readable(inputs[end:], weights[0], x.device)):
         inputs = _made_readable_inputs(rec, end, inputs)
-    return inputs[0], inputs[1:end], inputs[end:], _within(rec, lengths, x)
+    return inputs[0], inputs[1:end], inputs[end:], checked_sequences(rec, sequences, x, state, weights)
 
 
 def _made_readable_inputs(rec: Recurrence, end: int, inputs: list[Tensor]) -> list[Tensor]:
@@ -53,10 +53,10 @@ def backward(
     x: Tensor,
     state: Sequence[Tensor],
     weights: Sequence[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     y: Tensor | None,
     trace: Tensor,
-) -> tuple[Tensor | None, list[Any], Tensor, list[Tensor], list[Tensor], Tensor | None, Tensor | None, Tensor]:
+) -> tuple[Tensor | None, list[Any], Tensor, list[Tensor], list[Tensor], Sequences, Tensor | None, Tensor]:
     """The same with all that the backward pass takes beside; the trace is contiguous."""
     end, inputs = 1 + len(state), [x, *state, *weights]
     records: list[Any] = [grad_y, *grad_final, y, trace]
@@ -69,21 +69,38 @@ def backward(
         resolved = iter(made_readable(rec, there, names, x))
         records = [None if missing else next(resolved) for missing in absent]
     grad_y, *ends, y, trace = records
-    return grad_y, ends, inputs[0], inputs[1:end], inputs[end:], _within(rec, lengths, x), y, trace.contiguous()
+    sequences = checked_sequences(rec, sequences, x, state, weights)
+    return grad_y, ends, inputs[0], inputs[1:end], inputs[end:], sequences, y, trace.contiguous()
 
 
-def _within(rec: Recurrence, lengths: Tensor | None, x: Tensor) -> Tensor | None:
-    """Lengths between 0 and the number of steps."""
-    if lengths is None:
-        return None
+def checked_sequences(
+    rec: Recurrence, sequences: Sequences, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
+) -> Sequences:
+    """What sequences have of their own as an engine may read it; lengths lie between 0 and the number of steps."""
+    lengths, resets, state_mask, hidden_mask = sequences
     *runs, steps, batch, _ = x.shape
-    if lengths.shape != (*runs, batch):
-        raise misshapen(rec, "lengths", lengths.shape, (*runs, batch))
-    if lengths.dtype is not torch.int64 or lengths.device != x.device:
-        raise misplaced(rec, "lengths", lengths, torch.int64, x.device)
-    if not readable([lengths], lengths):
-        (lengths,) = made_readable(rec, [lengths], ["lengths"], lengths)
-    return lengths.clamp(0, steps)
+    if rec.masked != (hidden_mask is not None):
+        there = "one was given" if hidden_mask is not None else "none was given"
+        raise RuntimeError(f"{rec.cell.upper()}: masked={rec.masked} but of hidden_mask {there}; they go together")
+    if lengths is not None:
+        lengths = _checked(rec, "lengths", lengths, (*runs, batch), torch.int64, x.device).clamp(0, steps)
+    if resets is not None:
+        resets = _checked(rec, "resets", resets, (*runs, steps, batch), torch.bool, x.device)
+    if state_mask is not None:
+        width = state[0].shape[-1]
+        state_mask = _checked(rec, "state_mask", state_mask, (*runs, batch, width), x.dtype, x.device)
+    if hidden_mask is not None:
+        width = sum(rec.hidden_widths(weights))
+        hidden_mask = _checked(rec, "hidden_mask", hidden_mask, (*runs, batch, width), x.dtype, x.device)
+    return Sequences(lengths, resets, state_mask, hidden_mask)
+
+
+def _checked(rec: Recurrence, name: str, t: Tensor, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if t.shape != shape:
+        raise misshapen(rec, name, t.shape, shape)
+    if t.dtype is not dtype or t.device != device:
+        raise misplaced(rec, name, t, dtype, device)
+    return t if readable([t], t) else made_readable(rec, [t], [name], t)[0]
 
 
 def readable(tensors: Sequence[Tensor], like: Tensor, device: torch.device | None = None) -> bool:
@@ -141,6 +158,11 @@ def check_inputs(rec: Recurrence, end: int, given: tuple[Shape, ...]) -> None:
     of_weights = weight_shapes(rec, x[-1], width, [shape[len(runs) :] for shape in given[end:]])
     if len(given) - end != len(of_weights):
         raise RuntimeError(f"{rec.cell.upper()}: expected {len(of_weights)} weights, got {len(given) - end}")
+    if (rec.residual or rec.masked) and rec.cell != "dmu":
+        raise RuntimeError(f"{rec.cell.upper()}: residual and masked are choices of a dmu's hidden layers")
+    hidden = [columns for _, columns in (of_weights[3::2] if rec.bias else of_weights[2:])] if rec.residual else []
+    if len(set(hidden)) > 1:
+        raise RuntimeError(f"{rec.cell.upper()}: residual needs hidden layers of one width, got {hidden}")
     expected = [x, *[(*runs, x[-2], width)] * rec.states, *((*runs, *shape) for shape in of_weights)]
     _compare(rec, input_names(rec, len(of_weights)), given, expected)
 

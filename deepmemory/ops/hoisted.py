@@ -5,7 +5,7 @@ A sweep is the part that loops over time. It leaves two records, both (R, T, B, 
 *trace*, from the forward sweep, with the features of a step in this order:
 
 ====  ==========================================================================================
-dmu   hidden activations a_1 ... a_n-1; their slopes f' as well for silu and gelu; z; tanh(candidate)
+dmu   hidden activations a_1 ... a_n-1; with ``needs_slopes`` their slopes, mask f', as well; z; tanh(candidate)
 rhn   for each micro-layer tanh(candidate), sigmoid(transform); then s_1 ... s_n-1
 rnn   nothing: y says it all
 gru   r, z, n, W_hn h + b_hn
@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deepmemory.ops.plain import without_padding
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import Recurrence, Sequences
 
 BLOCKS = 1024  # of 64 x 64 sums: eight for each multiprocessor of a large GPU, since a block waits for memory
 FEWEST_ROWS = 256  # of a piece
@@ -68,21 +68,19 @@ def pieces_of(rows: int, blocks: int) -> int:
     return pieces
 
 
-def hidden_widths(rec: Recurrence, weights: list[Tensor]) -> list[int]:
-    """Widths of a DMU's hidden layers."""
-    return [weight.shape[-1] for weight, _ in rec.deeper(weights)]
-
-
 def needs_slopes(rec: Recurrence) -> bool:
-    """The slope of silu and gelu cannot be told from their value."""
-    return rec.cell == "dmu" and rec.activation in ("silu", "gelu")
+    """Whether the slopes of a DMU's hidden layers are kept.
+
+    The slope of silu and gelu cannot be told from their value, nor any slope from a masked value or from a sum.
+    """
+    return rec.cell == "dmu" and (rec.activation in ("silu", "gelu") or rec.residual or rec.masked)
 
 
 def trace_features(rec: Recurrence, weights: list[Tensor]) -> int:
     """Features of a step in the trace."""
     d = weights[1].shape[-1]
     if rec.cell == "dmu":
-        return sum(hidden_widths(rec, weights)) * (2 if needs_slopes(rec) else 1) + 2 * d
+        return sum(rec.hidden_widths(weights)) * (2 if needs_slopes(rec) else 1) + 2 * d
     if rec.cell == "rhn":
         depth = 1 + len(rec.deeper(weights))
         return 2 * d * depth + d * (depth - 1)
@@ -153,7 +151,7 @@ def weight_gradients(
     x: Tensor,
     h0: Tensor,
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     y: Tensor,
     trace: Tensor,
     deltas: Tensor,
@@ -162,19 +160,19 @@ def weight_gradients(
     """From the records of both sweeps to the gradients that ``needs`` asks for; with or without runs."""
     if x.dim() == 3:
         x, h0, y, trace, deltas = (t[None] for t in (x, h0, y, trace, deltas))
-        weights, lengths = [w[None] for w in weights], None if lengths is None else lengths[None]
-        grads = weight_gradients(rec, x, h0, weights, lengths, y, trace, deltas, needs)
+        weights = [w[None] for w in weights]
+        grads = weight_gradients(rec, x, h0, weights, sequences.with_run(), y, trace, deltas, needs)
         return [None if g is None else g[0] for g in grads]
     rows = weights[0].shape[-2]
     out: list[Tensor | None] = [None] * len(weights)
     with matmul_like_the_sweep(x.device):
         if needs[0]:
             delta = deltas[..., :rows].flatten(1, 2)  # [R, T*B, rows]
-            out[0] = product(delta, without_padding(x, lengths).flatten(1, 2))
+            out[0] = product(delta, without_padding(x, sequences.lengths).flatten(1, 2))
         if needs[1]:
-            out[1] = _recurrent_weight(rec, deltas, h0, lengths, y, rows)
+            out[1] = _recurrent_weight(rec, deltas, h0, sequences, y, rows)
         if rec.cell in ("dmu", "rhn"):
-            _deeper_weights(rec, weights, trace, deltas, needs, out)
+            _deeper_weights(rec, weights, trace, deltas, sequences.state_mask, needs, out)
     if rec.bias:
         _biases(rec, weights, deltas, needs, out)
     asked = zip(out, weights, needs, strict=True)
@@ -182,23 +180,35 @@ def weight_gradients(
 
 
 def _recurrent_weight(
-    rec: Recurrence, deltas: Tensor, h0: Tensor, lengths: Tensor | None, y: Tensor, rows: int
+    rec: Recurrence, deltas: Tensor, h0: Tensor, sequences: Sequences, y: Tensor, rows: int
 ) -> Tensor:
-    """Sum over steps of delta times the state before the step, which is y one step earlier, or h0."""
+    """Sum over steps of delta times the state before the step as weights see it: y one step earlier, or h0."""
     delta = deltas if rec.cell == "gru" else deltas[..., :rows]
+    lengths, resets, mask, _ = sequences
     if not rec.reverse:
-        start, later, before = delta[:, 0], delta[:, 1:], y[:, :-1]
+        later, before = delta[:, 1:], y[:, :-1]
     else:
         later, before = delta[:, :-1], y[:, 1:]  # past its end a sequence's y is zero and adds nothing
-        if lengths is None:
-            start = delta[:, -1]
-        else:
-            last = (lengths - 1).clamp(min=0)[:, None, :, None]
-            start = delta.gather(1, last.expand(-1, 1, -1, delta.shape[-1]))[:, 0]
+    start = _first_visited(delta, rec.reverse, lengths)
+    if resets is not None:
+        h0 = h0.masked_fill(_first_visited(resets[..., None], rec.reverse, lengths), 0)
+        before = before.masked_fill((resets[:, :-1] if rec.reverse else resets[:, 1:])[..., None], 0)
+    if mask is not None:
+        h0, before = h0 * mask, before * mask[:, None]
     grad = product(start, h0)
     if later.shape[1]:
         grad = grad + product(later.flatten(1, 2), before.flatten(1, 2))
     return _without_candidate(rec, grad)
+
+
+def _first_visited(record: Tensor, reverse: bool, lengths: Tensor | None) -> Tensor:
+    """Of a record (R, T, B, features), the step that each sequence begins with."""
+    if not reverse:
+        return record[:, 0]
+    if lengths is None:
+        return record[:, -1]
+    last = (lengths - 1).clamp(min=0)[:, None, :, None]
+    return record.gather(1, last.expand(-1, 1, -1, record.shape[-1]))[:, 0]
 
 
 def _without_candidate(rec: Recurrence, rows: Tensor) -> Tensor:
@@ -214,6 +224,7 @@ def _deeper_weights(
     weights: list[Tensor],
     trace: Tensor,
     deltas: Tensor,
+    state_mask: Tensor | None,
     needs: Sequence[bool],
     out: list[Tensor | None],
 ) -> None:
@@ -227,8 +238,10 @@ def _deeper_weights(
         delta = deltas[..., at_delta : at_delta + rows].flatten(1, 2)
         index = (3 if rec.bias else 2) + stride * k
         if needs[index]:
-            inputs = trace[..., at_input : at_input + columns].flatten(1, 2)
-            out[index] = product(delta, inputs)
+            inputs = trace[..., at_input : at_input + columns]
+            if rec.cell == "rhn" and state_mask is not None:
+                inputs = inputs * state_mask[:, None]
+            out[index] = product(delta, inputs.flatten(1, 2))
         at_input += columns
         at_delta += rows
 

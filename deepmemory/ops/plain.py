@@ -5,19 +5,20 @@ Runs on any device and dtype, under ``torch.func``, ``torch.compile`` and to any
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepmemory.ops.recurrence import LEAKY_SLOPE, Recurrence, Variation
+from deepmemory.ops.recurrence import FULL_LENGTH, LEAKY_SLOPE, Recurrence, Sequences, Variation
 
 State = tuple[Tensor, ...]
-Step = Callable[[Recurrence, Tensor, State, list[Tensor]], State]
-BoundStep = Callable[[Tensor, State, list[Tensor]], State]
+Step = Callable[[Recurrence, Tensor, State, list[Tensor], Sequences], State]
+BoundStep = Callable[[Tensor, State, list[Tensor], Sequences], State]
 
 ACTIVATION: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": lambda a: F.leaky_relu(a, LEAKY_SLOPE),
@@ -35,36 +36,57 @@ def memory_update(transformed: Tensor, h: Tensor) -> Tensor:
     return h * keep + torch.tanh(candidate) * (1 - keep)
 
 
-def dmu_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
-    """The transition's linear layers with an activation between them, then the memory update."""
-    (h,) = state
-    a = projected + F.linear(h, weights[1])
-    for weight, bias in rec.deeper(weights):
-        a = F.linear(ACTIVATION[rec.activation](a), weight, bias)
-    return (memory_update(a, h),)
+def seen(h: Tensor, sequences: Sequences) -> Tensor:
+    """The state as the weights see it."""
+    return h if sequences.state_mask is None else h * sequences.state_mask
 
 
-def varied_dmu_step(
-    layer_norm: bool, residual: bool, rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]
-) -> State:
-    """The same with hidden layers that are normalised before their activation, and added to the one before them."""
-    (h,) = state
-    norms: Iterator[Tensor] = iter(())
+def dmu_transition(
+    rec: Recurrence,
+    projected: Tensor,
+    h: Tensor,
+    weights: list[Tensor],
+    sequences: Sequences,
+    layer_norm: bool = False,
+) -> Tensor:
+    """[z, candidate]: linear layers with an activation between them.
+
+    Hidden layers may be normalised before their activation, masked after it, and added to the one before them.
+    """
+    norms: list[Tensor] = []
     if layer_norm:
         count = (len(weights) - (3 if rec.bias else 2)) // 2
-        weights, norms = weights[:-count], iter(weights[-count:])
-    v = projected + F.linear(h, weights[1])
-    a: Tensor | None = None
-    for weight, bias in rec.deeper(weights):
+        weights, norms = weights[:-count], weights[-count:]
+    deeper, parts = rec.deeper(weights), iter(norms)
+    masks: Sequence[Tensor] = ()
+    if sequences.hidden_mask is not None:
+        masks = sequences.hidden_mask.split([weight.shape[-1] for weight, _ in deeper], -1)
+    v, a = projected + F.linear(seen(h, sequences), weights[1]), None
+    for k, (weight, bias) in enumerate(deeper):
         if layer_norm:
-            v = F.layer_norm(v, v.shape[-1:], next(norms), next(norms) if rec.bias else None)
+            v = F.layer_norm(v, v.shape[-1:], next(parts), next(parts) if rec.bias else None)
         new = ACTIVATION[rec.activation](v)
-        a = new if a is None or not residual else a + new
+        if masks:
+            new = new * masks[k]
+        a = new if a is None or not rec.residual else a + new
         v = F.linear(a, weight, bias)
-    return (memory_update(v, h),)
+    return v
 
 
-def rhn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+def dmu_step(
+    rec: Recurrence,
+    projected: Tensor,
+    state: State,
+    weights: list[Tensor],
+    sequences: Sequences,
+    layer_norm: bool = False,
+) -> State:
+    """The transition, then the memory update."""
+    (h,) = state
+    return (memory_update(dmu_transition(rec, projected, h, weights, sequences, layer_norm), h),)
+
+
+def rhn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
     """One highway layer on [x, s], the others on s alone."""
     (s,) = state
 
@@ -73,34 +95,34 @@ def rhn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Ten
         open_ = torch.sigmoid(transform)
         return torch.tanh(candidate) * open_ + s * (1 - open_)
 
-    s = highway(projected + F.linear(s, weights[1]), s)
+    s = highway(projected + F.linear(seen(s, sequences), weights[1]), s)
     for weight, bias in rec.deeper(weights):
-        s = highway(F.linear(s, weight, bias), s)
+        s = highway(F.linear(seen(s, sequences), weight, bias), s)
     return (s,)
 
 
-def rnn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+def rnn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
     """``activation(W_ih x + b_ih + W_hh h + b_hh)``."""
     (h,) = state
     bias = weights[3] if rec.bias else None
-    return (ACTIVATION[rec.activation](projected + F.linear(h, weights[1], bias)),)
+    return (ACTIVATION[rec.activation](projected + F.linear(seen(h, sequences), weights[1], bias)),)
 
 
-def gru_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+def gru_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
     """torch's form: the reset gate is on the state's side of the candidate."""
     (h,) = state
     bias = weights[3] if rec.bias else None
     r_x, z_x, n_x = projected.chunk(3, -1)
-    r_h, z_h, n_h = F.linear(h, weights[1], bias).chunk(3, -1)
+    r_h, z_h, n_h = F.linear(seen(h, sequences), weights[1], bias).chunk(3, -1)
     reset, keep = torch.sigmoid(r_x + r_h), torch.sigmoid(z_x + z_h)
     return (h * keep + torch.tanh(n_x + reset * n_h) * (1 - keep),)
 
 
-def lstm_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor]) -> State:
+def lstm_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
     """Gates in torch's order i, f, g, o; h is projected where there is a weight for it."""
     h, c = state
     bias = weights[3] if rec.bias else None
-    i, f, g, o = (projected + F.linear(h, weights[1], bias)).chunk(4, -1)
+    i, f, g, o = (projected + F.linear(seen(h, sequences), weights[1], bias)).chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     h = torch.sigmoid(o) * torch.tanh(c)
     if len(weights) == (5 if rec.bias else 3):
@@ -122,23 +144,23 @@ def scan(
     x: Tensor,
     state: State,
     weights: list[Tensor],
-    lengths: Tensor | None = None,
+    sequences: Sequences = FULL_LENGTH,
     variation: Variation | None = None,
 ) -> tuple[Tensor, State]:
     """Run one layer over all time steps: x (T, B, m) to y (T, B, d) and the final state."""
-    projected = F.linear(without_padding(x, lengths), *rec.input_weights(weights))
+    projected = F.linear(without_padding(x, sequences.lengths), *rec.input_weights(weights))
     step, inputs = varied(rec, variation, projected, state)
-    return iterate(step, inputs, state, weights, lengths, rec.reverse)
+    return iterate(step, inputs, state, weights, sequences, rec.reverse)
 
 
 def varied(rec: Recurrence, variation: Variation | None, inputs: Tensor, state: State) -> tuple[BoundStep, Tensor]:
     """The step of a cell, and what it reads at every time beside the state."""
-    step: Step = STEP[rec.cell]
+    step: BoundStep = partial(STEP[rec.cell], rec)
     if variation is None:
-        return partial(step, rec), inputs
-    if variation.layer_norm or variation.residual:
-        step = partial(varied_dmu_step, variation.layer_norm, variation.residual)
-    return zoned_out(variation, partial(step, rec), inputs, state)
+        return step, inputs
+    if variation.layer_norm:
+        step = partial(dmu_step, rec, layer_norm=True)
+    return zoned_out(variation, step, inputs, state)
 
 
 def zoned_out(variation: Variation | None, step: BoundStep, inputs: Tensor, state: State) -> tuple[BoundStep, Tensor]:
@@ -154,15 +176,15 @@ def zoned_out(variation: Variation | None, step: BoundStep, inputs: Tensor, stat
         return tuple(o * k + n * (1 - k) for o, n, k in zip(old, new, kept, strict=True))
 
     if not variation.training:
-        return lambda x_t, old, weights: mix(old, step(x_t, old, weights), rates), inputs
+        return lambda x_t, old, *given: mix(old, step(x_t, old, *given), rates), inputs
     sizes = [part.shape[-1] for part in state]
     at, pairs = inputs.device, zip(sizes, rates, strict=True)
     kept = [torch.rand(*inputs.shape[:-1], n, device=at, dtype=torch.float32) < p for n, p in pairs]
     columns = [inputs.shape[-1], *sizes]
 
-    def drawn(x_t: Tensor, old: State, weights: list[Tensor]) -> State:
+    def drawn(x_t: Tensor, old: State, weights: list[Tensor], sequences: Sequences) -> State:
         x_t, *kept = x_t.split(columns, -1)
-        return mix(old, step(x_t, old, weights), kept)
+        return mix(old, step(x_t, old, weights, sequences), kept)
 
     return drawn, torch.cat([inputs, *(k.to(inputs.dtype) for k in kept)], -1)
 
@@ -180,19 +202,22 @@ def iterate(
     inputs: Tensor,
     state: State,
     weights: list[Tensor],
-    lengths: Tensor | None = None,
+    sequences: Sequences = FULL_LENGTH,
     reverse: bool = False,
 ) -> tuple[Tensor, State]:
-    """Apply ``step`` at every real time; past a sequence's length the state stays and y is zero."""
+    """Apply ``step`` at every real time, from zero where a state is reset; in the padding it stays and y is zero."""
     # torch 2.9 says of everything it compiles that it is being exported.
     exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     if exporting and (isinstance(inputs.shape[0], torch.SymInt) or inputs.shape[0] > 1):
-        return iterate_in_graph(step, inputs, state, weights, lengths, reverse)
+        return iterate_in_graph(step, inputs, state, weights, sequences, reverse)
+    lengths, resets = sequences.lengths, sequences.resets
     steps = range(inputs.shape[0])
     outputs: list[Tensor | None] = [None for _ in steps]
     unbound = inputs.unbind(0)
     for t in reversed(steps) if reverse else steps:
-        new = step(unbound[t], state, weights)
+        if resets is not None:
+            state = tuple(s.masked_fill(resets[t][:, None], 0) for s in state)
+        new = step(unbound[t], state, weights, sequences)
         if lengths is None:
             outputs[t], state = new[0], new
         else:
@@ -207,27 +232,38 @@ def iterate_in_graph(
     inputs: Tensor,
     state: State,
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     reverse: bool,
 ) -> tuple[Tensor, State]:
     """The same as one operator of torch, so that an exported graph holds a loop of any length."""
     from torch._higher_order_ops.scan import scan_op
 
-    count, over_time = len(state), [inputs]
+    lengths, resets, *masks = sequences
+    over_time = [inputs]
     if lengths is not None:
         real = torch.arange(inputs.shape[0], device=inputs.device)[:, None] < lengths
         over_time.append(real[..., None])
+    if resets is not None:
+        over_time.append(resets[..., None])
     # Inductor looks for symbols in shapes among the operands alone.
     symbols = [size for size in inputs.shape[1:-1] if isinstance(size, torch.SymInt)]
+    constant = [*weights, *(mask for mask in masks if mask is not None)]
 
     def body(*operands: Any) -> list[Tensor]:
-        before, (x_t, *masks) = operands[:count], operands[count : count + len(over_time)]
-        given = operands[count + len(over_time) :][: len(weights)]
-        new = step(x_t, before, list(given))
-        if not masks:
+        given = iter(operands)
+        before: State = tuple(islice(given, len(state)))
+        x_t = next(given)
+        real = None if lengths is None else next(given)
+        if resets is not None:
+            reset = next(given)
+            before = tuple(s.masked_fill(reset, 0) for s in before)
+        own = list(islice(given, len(weights)))
+        state_mask, hidden_mask = (None if mask is None else next(given) for mask in masks)
+        new = step(x_t, before, own, Sequences(state_mask=state_mask, hidden_mask=hidden_mask))
+        if real is None:
             return [*new, new[0].clone()]
-        kept = (torch.where(masks[0], n, s) for n, s in zip(new, before, strict=True))
-        return [*kept, torch.where(masks[0], new[0], 0)]
+        kept = (torch.where(real, n, s) for n, s in zip(new, before, strict=True))
+        return [*kept, torch.where(real, new[0], 0)]
 
-    *final, y = scan_op(body, list(state), [t.flip(0) if reverse else t for t in over_time], (*weights, *symbols))
+    *final, y = scan_op(body, list(state), [t.flip(0) if reverse else t for t in over_time], (*constant, *symbols))
     return (y.flip(0) if reverse else y), tuple(final)

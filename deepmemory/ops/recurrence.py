@@ -1,10 +1,11 @@
-"""What one layer computes in one direction, without its tensors."""
+"""What one layer computes in one direction: its choices, and what every sequence of a batch brings of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 CELLS = ("dmu", "rhn", "rnn", "gru", "lstm")
@@ -36,6 +37,8 @@ class Recurrence(NamedTuple):
     activation: str = "tanh"  # of the hidden layers (dmu) or of the state (rnn); the rest ignore it
     bias: bool = True
     reverse: bool = False  # step from the last time to the first
+    residual: bool = False  # from the second hidden layer of a dmu on, a layer adds to the one before it
+    masked: bool = False  # the hidden layers of a dmu go through a mask; ``ops.scan`` sets it
 
     @property
     def states(self) -> int:
@@ -52,17 +55,63 @@ class Recurrence(NamedTuple):
             return list(zip(weights[3::2], weights[4::2], strict=True))
         return [(weight, None) for weight in weights[2:]]
 
+    def hidden_widths(self, weights: Sequence[Tensor]) -> list[int]:
+        """Widths of a dmu's hidden layers; the other cells have none."""
+        return [weight.shape[-1] for weight, _ in self.deeper(list(weights))] if self.cell == "dmu" else []
+
     def between(self, weights: Sequence[Tensor]) -> Sequence[int]:
         """Places of the weights whose columns are units of the state or of a hidden layer."""
         if self.cell not in ("dmu", "rhn"):
             return range(1, min(2, len(weights)))
         return [1, *range(3, len(weights), 2)][: len(weights) // 2] if self.bias else range(1, len(weights))
 
-    def on_state(self, weights: list[Tensor]) -> list[int]:
-        """Places of the weights whose columns are units of the state: one, or one for each layer of an rhn."""
-        if self.cell != "rhn":
-            return [1]
-        return [1, *(range(3, len(weights), 2) if self.bias else range(2, len(weights)))]
+
+class Sequences(NamedTuple):
+    """What each sequence of a batch has of its own beside its values. Nothing of it is differentiable.
+
+    With R runs every tensor has a leading dimension R, as x has.
+    """
+
+    lengths: Tensor | None = None  # (B,) int64: step t is real while t < lengths[b]; past it the state stays and y is 0
+    resets: Tensor | None = (
+        None  # (T, B) bool: the state is zero before step t is taken; as ``resets_of_sweep`` gives it
+    )
+    state_mask: Tensor | None = None  # (B, d) in x's dtype: factor of h where weights see it
+    hidden_mask: Tensor | None = None  # (B, w_1 + ... + w_n-1) in x's dtype: factor of a dmu's hidden layers
+
+    def piece(self, start: int, stop: int) -> Sequences:
+        """The same for the steps from ``start`` to ``stop``."""
+        lengths, resets, *masks = self
+        if lengths is not None:
+            lengths = (lengths - start).clamp(0, stop - start)
+        return Sequences(lengths, None if resets is None else resets[..., start:stop, :], *masks)
+
+    def with_run(self) -> Sequences:
+        """The same with a dimension of runs, of size one."""
+        return Sequences(*(None if t is None else t[None] for t in self))
+
+
+FULL_LENGTH = Sequences()  # as long as the batch, without resets and masks
+
+
+def resets_of_sweep(resets: Tensor, lengths: Tensor | None, reverse: bool) -> Tensor:
+    """From where sequences begin anew, (T, B), to where a sweep zeroes the state, in a tensor of its own.
+
+    A sequence that begins at step t is cut between t - 1 and t: read backwards, the state is zero before step t - 1. In
+    the padding nothing begins.
+    """
+    steps = resets.shape[0]
+    begins = torch.arange(steps, device=resets.device)[:, None]
+    if reverse:
+        resets, begins = resets.roll(-1, 0), begins + 1
+    return resets & (begins < (steps if lengths is None else lengths))
+
+
+def only_plain_has(rec: Recurrence, sequences: Sequences) -> str | None:
+    """Why an engine that has lengths alone cannot do this case, or None."""
+    there = zip(("resets", "recurrent dropout", "transition dropout"), sequences[1:], strict=True)
+    asked = [name for name, tensor in there if tensor is not None] + ["residual"] * rec.residual
+    return f"only the plain engine has {', '.join(asked)}" if asked else None
 
 
 class Variation(NamedTuple):
@@ -74,10 +123,9 @@ class Variation(NamedTuple):
     zoneout: tuple[float, ...] = ()  # how likely a unit keeps its value, for each tensor of the state; () is none
     training: bool = False  # whether zoneout draws, or gives what its draws give on average
     layer_norm: bool = False  # of the hidden layers of a dmu, before their activation
-    residual: bool = False  # from the second hidden layer of a dmu on, a layer adds to the one before it
 
     @property
     def named(self) -> str:
         """As a user asks for it."""
-        asked = {"zoneout": self.zoneout, "layer_norm": self.layer_norm, "residual": self.residual}
+        asked = {"zoneout": self.zoneout, "layer_norm": self.layer_norm}
         return ", ".join(name for name, value in asked.items() if value)

@@ -175,10 +175,9 @@ WORDS += "lr=log:1e-4..1e-1 paper-grid"
 @pytest.fixture(scope="module")
 def nothing_runs(tmp_path_factory):
     """An empty folder, and commands that read their line and do nothing else."""
-    from deepmemory.lab import commands
     from deepmemory.lab.bench import speed
     from deepmemory.lab.data import fetching
-    from deepmemory.lab.scale import search
+    from deepmemory.lab.scale import launch, search
 
     def not_here(*_, **__):
         raise ValueError("not in this test")
@@ -186,8 +185,8 @@ def nothing_runs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("empty"))
         patch.delenv("DEEPMEMORY_DATA", raising=False)
-        patch.setattr(commands, "carry_out", not_here)
-        patch.setattr(search, "run_sweep", not_here)
+        patch.setattr(launch, "launch", not_here)
+        patch.setattr(search, "run_search", not_here)
         patch.setattr(fetching, "fetch_missing", lambda *_, **__: ())
         patch.setattr(speed, "bench", not_here)
         yield

@@ -1,6 +1,6 @@
 """Settings: what can be changed, and what a mistake is told."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +8,23 @@ import pytest
 from deepmemory.lab import paper
 from deepmemory.lab.data.registry import names_for
 from deepmemory.lab.records import Records
-from deepmemory.lab.settings import HELP, LANGUAGES, MUSIC, RELEASES, SYNTHETIC, Setting, change, setting_from_json
+from deepmemory.lab.settings import (
+    LANGUAGES,
+    MUSIC,
+    RELEASES,
+    SYNTHETIC,
+    Launcher,
+    Machine,
+    Setting,
+    change,
+    setting_from_json,
+)
 from deepmemory.lab.tasks import data_of
 
 
-def test_every_field_has_one_line_of_help():
-    assert all(text and "\n" not in text for text in HELP.values())
+@pytest.mark.parametrize("kind", [Setting, Machine, Launcher])
+def test_every_field_has_one_line_of_help(kind):
+    assert all(of.metadata["help"] and "\n" not in of.metadata["help"] for of in fields(kind))
 
 
 def test_text_becomes_the_type_of_the_field():
@@ -27,7 +38,7 @@ def test_text_becomes_the_type_of_the_field():
         ({"cell": "tru"}, "unknown cell 'tru'; choose from rnn, lstm, gru, rhn, dmu"),
         ({"task": "add"}, "choose from adding, temporal-order, noisy-sequence"),
         ({"rate": 1}, "unknown setting 'rate'; choose from task, cell, hidden"),
-        ({"lr": "fast"}, "lr should be of type float, got 'fast'"),
+        ({"lr": "fast"}, "lr should be a number, got 'fast'"),
         ({"lr": -1}, "lr should be positive, got -1"),
         ({"hidden": "a"}, "hidden should be whole numbers separated by commas"),
         ({"module_rate": "slow"}, "module_rate should be formula, same or a positive number"),
@@ -36,7 +47,7 @@ def test_text_becomes_the_type_of_the_field():
         ({"max_length": 5}, "max_length 5 is shorter than min_length 100"),
         ({"task": "natlang", "steps": 5}, "steps belongs to the task adding or temporal-order or noisy-sequence"),
         ({"task": "translation", "language": "latin"}, "unknown language 'latin'; choose from spanish"),
-        ({"task": "polymusic", "limit": -1}, "limit should not be negative"),
+        ({"task": "polymusic", "limit": -1}, "limit should be at least 0"),
         ({"epochs": 0}, "epochs should be at least 1"),
     ],
 )
@@ -67,10 +78,18 @@ def test_the_key_knows_everything_but_the_number_of_epochs():
 
 
 def test_studies_recorded_before_a_setting_was_added_keep_their_names():
-    kept = Records(Path(__file__).parents[2] / "docs" / "reproduction")
+    records = Records(Path(__file__).parents[2] / "docs" / "reproduction")
     for setting in paper.settings(SYNTHETIC):
-        assert kept.study(setting.key) is not None, setting
-    kept.close()
+        assert records.study(setting.key) is not None, setting
+    records.close()
+
+
+@pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
+def test_a_launcher_is_checked(amount):
+    with pytest.raises(ValueError, match="gpus should be "):
+        Launcher(gpus=amount)
+    with pytest.raises(ValueError, match="unknown --on 'slurm'; choose from local, ray"):
+        Launcher(on="slurm")
 
 
 def test_all_pairs_can_be_asked_for_in_a_word():

@@ -14,6 +14,7 @@ typedef long long int64;
 struct Warp {
     std::barrier<> lanes{32};
     unsigned a[32][4], b[32][2];
+    bool flag[32];
 };
 struct Cluster {
     std::vector<std::vector<float>> shared;
@@ -40,6 +41,14 @@ template <class To, class From> To same_bits(From from) {
 }
 inline unsigned bits_of(float x) { return same_bits<unsigned>(x); }
 inline float float_of(unsigned bits) { return same_bits<float>(bits); }
+inline unsigned in_lanes(bool flag) {
+    warp->flag[my_thread % 32] = flag;
+    warp->lanes.arrive_and_wait();
+    unsigned all = 0;
+    for (int lane = 0; lane < 32; ++lane) all |= unsigned(warp->flag[lane]) << lane;
+    warp->lanes.arrive_and_wait();
+    return all;
+}
 inline void block_barrier() { cluster->blocks[my_rank]->arrive_and_wait(); }
 inline void cluster_barrier() { cluster->all->arrive_and_wait(); }
 inline void open_exchange() {}

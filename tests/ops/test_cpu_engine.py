@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from tolerances import assert_close
 from torch import Tensor
 
-from deepmemory.ops import ACTIVATIONS, CELLS, Recurrence, cpu, plain, scan
+from deepmemory.ops import ACTIVATIONS, CELLS, Recurrence, Sequences, cpu, plain, resets_of_sweep, scan
 
 pytestmark = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no CPU engine: {cpu.unavailable()}")
 
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 DTYPES = (torch.float64, torch.float32)
+ALL_EXTRAS = {"masks": True, "resets": True}
 
 
 def make_weights(rec: Recurrence, m: int, d: int, hidden: list[int], runs: tuple[int, ...] = ()) -> list[Tensor]:
@@ -34,32 +35,43 @@ def make_weights(rec: Recurrence, m: int, d: int, hidden: list[int], runs: tuple
     if rec.cell in GATES:
         return linear(GATES[rec.cell] * d, m, d)
     outs = [*hidden, 2 * d] if rec.cell == "dmu" else [2 * d] * (len(hidden) + 1)
+    added = len(outs) ** 0.5 if rec.residual else 1  # a sum of hidden layers is as large as one
     ins = outs if rec.cell == "dmu" else [d] * len(outs)
     weights = linear(outs[0], m, d)
     for out, before in zip(outs[1:], ins, strict=False):
-        if rec.bias:
-            weights += linear(out, before)
-        else:
-            weights += linear(out, before)[:1]
+        weights += [w / added for w in linear(out, before)]
     return weights
+
+
+def make_mask(*shape: int) -> Tensor:
+    """A dropout mask: zeros, and the same factor everywhere else."""
+    return (torch.rand(shape, dtype=torch.float64) < 0.7).double() / 0.7
 
 
 class Case:
     """One layer, its input and what the plain engine makes of it in float64."""
 
-    def __init__(self, rec, m, d, hidden=(), batch=3, steps=4, lengths=None, weights=None):
+    def __init__(self, rec, m, d, hidden=(), batch=3, steps=4, lengths=None, weights=None, masks=False, resets=False):
         self.rec = rec
         self.lengths = torch.randint(0, steps + 1, (batch,)) if lengths == "random" else lengths
         self.weights = make_weights(rec, m, d, list(hidden)) if weights is None else weights
         self.x = torch.randn(steps, batch, m, dtype=torch.float64)
         self.state = tuple(torch.rand(batch, d, dtype=torch.float64) * 1.8 - 0.9 for _ in range(rec.states))
         self.grads = [weighting(o) for o in (self.x.new_empty(steps, batch, d), *self.state)]  # of y and final states
+        self.state_mask = make_mask(batch, d) if masks else None
+        self.hidden_mask = make_mask(batch, sum(hidden)) if masks and rec.cell == "dmu" else None
+        begins = torch.rand(steps, batch) < 0.2
+        self.resets = resets_of_sweep(begins, self.lengths, rec.reverse) if resets else None
+
+    def sequences(self, dtype) -> Sequences:
+        masks = (None if mask is None else mask.to(dtype) for mask in (self.state_mask, self.hidden_mask))
+        return Sequences(self.lengths, self.resets, *masks)
 
     def results(self, dtype, engine="cpu", **options) -> list[Tensor]:
         """y, final states, then the gradients of x, states and weights."""
         inputs = [t.to(dtype, copy=True).requires_grad_() for t in (self.x, *self.state, *self.weights)]
         n = 1 + self.rec.states
-        args = (self.rec, inputs[0], tuple(inputs[1:n]), inputs[n:], self.lengths)
+        args = (self.rec, inputs[0], tuple(inputs[1:n]), inputs[n:], self.sequences(dtype))
         y, final = plain.scan(*args) if engine == "plain" else scan(*args, engine=engine, **options)
         grads = torch.autograd.grad([y, *final], inputs, [g.to(dtype) for g in self.grads])
         return [y.detach(), *(f.detach() for f in final), *grads]
@@ -71,6 +83,9 @@ class Case:
             row, steps = slice(b, b + 1), (slice(length), slice(b, b + 1))
             one = copy(self)
             one.x, one.state, one.lengths = self.x[steps], tuple(s[row] for s in self.state), None
+            one.resets = None if self.resets is None else self.resets[steps]
+            masks = self.state_mask, self.hidden_mask
+            one.state_mask, one.hidden_mask = (None if mask is None else mask[row] for mask in masks)
             one.grads = [self.grads[0][steps], *(g[row] for g in self.grads[1:])]
             where = [steps, *[row] * self.rec.states] * 2 + [...] * len(self.weights)
             for total, at, part in zip(out, where, one.results(torch.float64, "plain"), strict=True):
@@ -167,16 +182,136 @@ class TestAgainstPlain:
     def test_steps(self, steps, width):
         Case(Recurrence("dmu", "tanh"), 2, width, [width], batch=2, steps=steps).check((torch.float64,))
 
-    def test_recompute(self, cell, width, reverse):
-        Case(Recurrence(cell, reverse=reverse), 3, width, [width], steps=21, lengths="random").check(recompute=True)
+    @pytest.mark.parametrize("extras", [{}, ALL_EXTRAS], ids=["bare", "masks-resets"])
+    def test_recompute(self, cell, width, reverse, extras):
+        rec = Recurrence(cell, reverse=reverse)
+        Case(rec, 3, width, [width], steps=21, lengths="random", **extras).check(recompute=True)
 
     @given(
         st.sampled_from(CELLS), st.integers(1, 40), st.integers(1, 40), st.lists(st.integers(1, 40), max_size=3),
-        st.integers(1, 20), st.integers(1, 20), st.booleans(), st.booleans(),
+        st.integers(1, 20), st.integers(1, 20), *[st.booleans()] * 5,
     )  # fmt: skip
-    def test_any_shape(self, cell, m, d, hidden, batch, steps, reverse, padded):
-        rec = Recurrence(cell, "tanh", reverse=reverse)
-        Case(rec, m, d, hidden, batch, steps, "random" if padded else None).check((torch.float64,))
+    def test_any_shape(self, cell, m, d, hidden, batch, steps, reverse, padded, residual, masks, resets):
+        rec = Recurrence(cell, "tanh", reverse=reverse, residual=residual and cell == "dmu")
+        hidden = hidden[:1] * len(hidden) if rec.residual else hidden
+        lengths = "random" if padded else None
+        case = Case(rec, m, d, hidden, batch, steps, lengths, masks=masks, resets=resets)
+        case.check((torch.float64,))
+
+
+class TestMasks:
+    """Factors of the state and of the hidden layers, one for each sequence and unit."""
+
+    @pytest.mark.parametrize("lengths", [None, "random"], ids=["full", "padded"])
+    def test_every_cell(self, cell, width, bias, reverse, lengths):
+        rec = Recurrence(cell, "tanh", bias, reverse)
+        Case(rec, 3, width, [width + 2, width - 1], batch=19, steps=18, lengths=lengths, masks=True).check()
+
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_activations(self, activation, width):
+        Case(Recurrence("dmu", activation), 3, width, [width + 1, width], batch=5, masks=True).check()
+
+    @pytest.mark.parametrize("alone", ["state_mask", "hidden_mask"])
+    @pytest.mark.parametrize("residual", [False, True])
+    def test_one_without_the_other(self, alone, residual, width):
+        case = Case(Recurrence("dmu", residual=residual), 3, width, [width] * 3, batch=18, masks=True)
+        setattr(case, alone, None)
+        case.check()
+
+    def test_without_hidden_layers(self, width):
+        Case(Recurrence("dmu"), 3, width, batch=18, masks=True).check()
+
+    def test_ones_change_nothing(self, cell, width):
+        case = Case(Recurrence(cell), 3, width, [width] * 2, batch=18, steps=9, lengths="random")
+        expected = case.results(torch.float64)
+        case.state_mask = torch.ones(18, width)
+        case.hidden_mask = torch.ones(18, 2 * width) if cell == "dmu" else None
+        close(case.results(torch.float64), expected, torch.float64)
+
+    def test_of_any_strides(self, width):
+        case = Case(Recurrence("dmu"), 3, width, [width] * 2, batch=18, steps=9, **ALL_EXTRAS)
+        expected = case.results(torch.float64)
+        case.resets = case.resets.mT.contiguous().mT
+        case.state_mask = case.state_mask.mT.contiguous().mT
+        case.hidden_mask = torch.stack([case.hidden_mask] * 2, -1)[..., 0]
+        assert all(map(torch.equal, case.results(torch.float64), expected))
+
+
+class TestResiduals:
+    """From the second one on, a hidden layer adds to the one before it."""
+
+    @pytest.mark.parametrize("depth", [2, 3, 10])
+    @pytest.mark.parametrize("masks", [False, True])
+    def test_depth(self, depth, width, masks, bias, reverse):
+        rec = Recurrence("dmu", "tanh", bias, reverse, residual=True)
+        Case(rec, 3, width, [width + 1] * depth, batch=19, steps=18, lengths="random", masks=masks).check()
+
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    @pytest.mark.parametrize("masks", [False, True])
+    def test_activations(self, activation, width, masks):
+        Case(Recurrence("dmu", activation, residual=True), 3, width, [width + 1] * 3, batch=5, masks=masks).check()
+
+    @pytest.mark.parametrize("d", [1, 7, 16, 17, 28, 29, 63, 136])
+    def test_odd_widths(self, d):
+        Case(Recurrence("dmu", residual=True), 5, d, [d + 3] * 3, masks=True).check()
+
+    @pytest.mark.parametrize("hidden", [0, 1])
+    def test_there_is_nothing_to_add_to(self, hidden, width):
+        case = Case(Recurrence("dmu", residual=True), 3, width, [width] * hidden, batch=18)
+        expected = case.results(torch.float32)
+        case.rec = Recurrence("dmu")
+        assert all(map(torch.equal, case.results(torch.float32), expected))
+
+
+class TestResets:
+    """A sequence that begins anew inside of another one."""
+
+    @pytest.mark.parametrize("lengths", [None, "random"], ids=["full", "padded"])
+    def test_every_cell(self, cell, width, bias, reverse, lengths):
+        rec = Recurrence(cell, "tanh", bias, reverse)
+        Case(rec, 3, width, [width + 2, width - 1], batch=19, steps=18, lengths=lengths, resets=True).check()
+
+    def test_parts_are_sequences_of_their_own(self, cell, width, reverse):
+        case = Case(Recurrence(cell, reverse=reverse), 3, width, [width], batch=17, steps=9)
+        begins = torch.zeros(9, 17, dtype=torch.bool)
+        begins[[4, 7]] = True
+        case.resets = resets_of_sweep(begins, None, reverse)
+        whole = case.results(torch.float64)
+        cuts, first = [(0, 4), (4, 7), (7, 9)], (2 if reverse else 0)
+        states = case.rec.states
+        parts = []
+        for k, (start, stop) in enumerate(cuts):
+            part = copy(case)
+            part.x, part.resets = case.x[start:stop], None
+            part.state = case.state if k == first else tuple(torch.zeros_like(s) for s in case.state)
+            ends = [g if k == 2 - first else torch.zeros_like(g) for g in case.grads[1:]]
+            part.grads = [case.grads[0][start:stop], *ends]
+            parts.append(part.results(torch.float64))
+        of_x = 1 + states
+        for i, result in enumerate(whole):
+            each = [part[i] for part in parts]
+            if i in (0, of_x):
+                expected = torch.cat(each)
+            elif i < of_x:
+                expected = each[2 - first]
+            else:
+                expected = each[first] if i <= of_x + states else sum(each)
+            assert_close(result, expected, what=f"result {i}")
+
+    def test_what_was_before_reaches_nothing(self, cell, width, reverse):
+        case = Case(Recurrence(cell, reverse=reverse), 3, width, [width], batch=17, steps=6, resets=True)
+        case.resets[3] = True
+        expected = case.results(torch.float64)
+        before, after = (slice(4, 6), slice(0, 4)) if reverse else (slice(0, 3), slice(3, 6))
+        case.x[before] = torch.nan
+        actual = case.results(torch.float64)
+        of_x, states = 1 + case.rec.states, case.rec.states
+        assert torch.equal(actual[0][after], expected[0][after])
+        assert all(torch.equal(actual[i], expected[i]) for i in range(1, of_x))
+        assert torch.equal(actual[of_x][after], expected[of_x][after])
+        case.x[before] = 0
+        case.grads[0][after] = torch.nan
+        assert all(g.isfinite().all() for g in case.results(torch.float64)[of_x + 1 : of_x + 1 + states])
 
 
 class TestPadding:
@@ -201,15 +336,17 @@ class TestPadding:
         rec, lengths = Recurrence("dmu"), torch.tensor([2, 4, 0])
         case = Case(rec, 3, width, lengths=lengths)
         inputs = [t.requires_grad_() for t in (case.x, *case.state, *case.weights)]
-        y, _ = scan(rec, inputs[0], (inputs[1],), inputs[2:], lengths, engine="cpu")
+        y, _ = scan(rec, inputs[0], (inputs[1],), inputs[2:], Sequences(lengths), engine="cpu")
         grad_y = torch.randn_like(y)
         padding = torch.arange(4)[:, None] >= lengths
         expected = torch.autograd.grad(y, inputs, grad_y, retain_graph=True)
         actual = torch.autograd.grad(y, inputs, grad_y.masked_fill(padding[..., None], torch.nan))
         assert all(torch.equal(a, e) for a, e in zip(actual, expected, strict=True))
 
-    def test_every_element_of_a_result_is_written(self, cell, width):
-        case = Case(Recurrence(cell), 3, width, [width], batch=18, steps=5, lengths="random")
+    @pytest.mark.parametrize("extras", [{}, ALL_EXTRAS], ids=["bare", "masks-resets"])
+    def test_every_element_of_a_result_is_written(self, cell, width, extras):
+        rec = Recurrence(cell, residual=cell == "dmu" and bool(extras))
+        case = Case(rec, 3, width, [width] * 2, batch=18, steps=5, lengths="random", **extras)
         torch.use_deterministic_algorithms(True)  # fills new memory with NaN
         try:
             case.check()
@@ -262,11 +399,15 @@ class TestNotFinite:
             return data.draw(st.sampled_from(values))
 
         torch.manual_seed(0)
-        rec = Recurrence(cell_, draw(*ACTIVATIONS), reverse=draw(False, True))
+        residual = cell_ == "dmu" and draw(False, True)
+        rec = Recurrence(cell_, draw(*ACTIVATIONS), reverse=draw(False, True), residual=residual)
         d, batch, steps = draw(29, 40, 100, 5, 16), draw(1, 3, 16, 19), draw(1, 4)
         lengths = draw(None, torch.randint(1, steps + 1, (batch,)))
-        case = Case(rec, draw(1, 3, 17), d, draw([], [d], [17, 3]), batch, steps, lengths)
-        tensor = draw(case.x, *case.state, *case.weights, *case.grads)
+        hidden = draw([], [17, 17], [d] * 3) if residual else draw([], [d], [17, 3])
+        extras = {"masks": draw(False, True), "resets": draw(False, True)}
+        case = Case(rec, draw(1, 3, 17), d, hidden, batch, steps, lengths, **extras)
+        masks = [mask for mask in (case.state_mask, case.hidden_mask) if mask is not None and mask.numel()]
+        tensor = draw(case.x, *case.state, *case.weights, *case.grads, *masks)
         tensor.view(-1)[data.draw(st.integers(0, tensor.numel() - 1))] = draw(torch.inf, -torch.inf, torch.nan)
         dtype = draw(*DTYPES)
         with cpu.use_level(draw(*cpu.levels())):
@@ -276,10 +417,12 @@ class TestNotFinite:
         finite = [[t.where(e.isfinite(), 0) for t, e in zip(r, expected, strict=True)] for r in (actual, expected)]
         close(*finite, dtype)
 
-    def test_a_state_without_steps_reaches_no_gradient(self, cell, width):
-        case = Case(Recurrence(cell), 3, width, [width], lengths=torch.tensor([4, 0, 2]))
+    def test_a_sequence_without_steps_reaches_no_gradient(self, cell, width):
+        case = Case(Recurrence(cell), 3, width, [width], lengths=torch.tensor([4, 0, 2]), masks=True)
         expected = case.results(torch.float64)
-        case.state[-1][1] = torch.nan
+        for own in (case.state[-1], case.state_mask, case.hidden_mask):
+            if own is not None:
+                own[1] = torch.nan
         first = 2 * (1 + case.rec.states)
         assert_close(case.results(torch.float64)[first:], expected[first:])
 
@@ -311,6 +454,14 @@ class TestFunctions:
             assert ((y.flatten().double() - expected).abs() <= 4 * eps * expected).all()
 
 
+class TestHalfPrecision:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_masks_and_resets(self, dtype, cell, width):
+        rec = Recurrence(cell, residual=cell == "dmu")
+        case = Case(rec, 3, width, [width] * 2, batch=18, steps=5, lengths="random", **ALL_EXTRAS)
+        case.check((dtype,))
+
+
 class TestNothingToDo:
     def test_no_steps(self, width):
         case = Case(Recurrence("dmu"), 3, width, steps=0)
@@ -327,12 +478,18 @@ class TestNothingToDo:
 
 
 class TestRuns:
-    def test_stacked_weights_under_vmap(self, cell, width, reverse):
-        runs, rec = 5, Recurrence(cell, "tanh", reverse=reverse)
-        weights = make_weights(rec, 3, width, [width], (runs,))
+    @pytest.mark.parametrize("extras", [False, True], ids=["bare", "masks-resets"])
+    def test_stacked_weights_under_vmap(self, cell, width, reverse, extras):
+        runs, rec = 5, Recurrence(cell, "tanh", reverse=reverse, residual=extras and cell == "dmu")
+        weights = make_weights(rec, 3, width, [width] * 2, (runs,))
         x = torch.randn(runs, 7, 18, 3, dtype=torch.float64)
         state = [torch.randn(runs, 18, width, dtype=torch.float64) for _ in range(rec.states)]
-        lengths = torch.randint(0, 8, (runs, 18))
+        sequences = Sequences(torch.randint(0, 8, (runs, 18)))
+        if extras:
+            begins = torch.rand(runs, 7, 18) < 0.2
+            resets = torch.stack([resets_of_sweep(*one, reverse) for one in zip(begins, sequences[0], strict=True)])
+            hidden_mask = make_mask(runs, 18, 2 * width) if cell == "dmu" else None
+            sequences = Sequences(sequences.lengths, resets, make_mask(1, 18, width).expand(runs, -1, -1), hidden_mask)
 
         def results(run, inputs):
             inputs = [t.clone().requires_grad_() for t in inputs]
@@ -340,12 +497,13 @@ class TestRuns:
             return [*(o.detach() for o in outputs), *torch.autograd.grad(loss(*outputs), inputs)]
 
         def one(engine):
-            def run(x, lengths, *rest):
+            def run(sequences, x, *rest):
                 state, weights = rest[: rec.states], list(rest[rec.states :])
-                y, final = scan(rec, x, tuple(state), weights, lengths, engine=engine)
+                y, final = scan(rec, x, tuple(state), weights, sequences, engine=engine)
                 return y, *final
 
-            return lambda x, *rest: torch.vmap(run)(x, lengths, *rest)
+            dims = Sequences(*(None if t is None else 0 for t in sequences))
+            return lambda *inputs: torch.vmap(run, (dims, *[0] * len(inputs)))(sequences, *inputs)
 
         inputs = [x, *state, *weights]
         close(results(one("cpu"), inputs), results(one("plain"), inputs), torch.float64)
@@ -367,14 +525,17 @@ class TestRuns:
 
 
 class TestOnlyWhatIsAskedFor:
-    def test_gradients(self, cell, width):
-        case = Case(Recurrence(cell), 3, width, [width], batch=17, steps=4)
+    @pytest.mark.parametrize("extras", [{}, ALL_EXTRAS], ids=["bare", "masks-resets"])
+    def test_gradients(self, cell, width, extras):
+        rec = Recurrence(cell, residual=cell == "dmu" and bool(extras))
+        case = Case(rec, 3, width, [width] * 2, batch=17, steps=4, **extras)
         tensors = (case.x, *case.state, *case.weights)
         expected = case.results(torch.float64)[-len(tensors) :]
         first = 1 + case.rec.states
         for asked in range(len(tensors)):
             inputs = [t.clone().requires_grad_(i == asked) for i, t in enumerate(tensors)]
-            y, final = scan(case.rec, inputs[0], tuple(inputs[1:first]), inputs[first:], engine="cpu")
+            args = case.rec, inputs[0], tuple(inputs[1:first]), inputs[first:], case.sequences(torch.float64)
+            y, final = scan(*args, engine="cpu")
             (grad,) = torch.autograd.grad(loss(y, *final), [inputs[asked]])
             assert_close(grad, expected[asked], what=str(asked))
 
@@ -382,11 +543,12 @@ class TestOnlyWhatIsAskedFor:
         rec = Recurrence("dmu")
         weights = [w[None] for w in make_weights(rec, 2, width, [width])]
         x, h = torch.randn(1, 4, 3, 2, dtype=torch.float64), torch.zeros(1, 3, width, dtype=torch.float64)
-        y, _, trace = cpu.forward(rec, x, [h], weights, None, True)
-        assert trace.shape == cpu.trace_shape(rec, x, weights)
-        y_alone, _, nothing = cpu.forward(rec, x, [h], weights, None, False)
-        assert nothing.numel() == 0
-        assert_close(y_alone, y)
+        for sequences in (Sequences(), Sequences(None, torch.rand(1, 4, 3) < 0.3, *[make_mask(1, 3, width)] * 2)):
+            y, _, trace = cpu.forward(rec, x, [h], weights, sequences, True)
+            assert trace.shape == cpu.trace_shape(rec, x, weights)
+            y_alone, _, nothing = cpu.forward(rec, x, [h], weights, sequences, False)
+            assert nothing.numel() == 0
+            assert_close(y_alone, y)
 
     def test_a_projected_lstm_is_refused_with_the_reason(self):
         rec = Recurrence("lstm")
@@ -405,8 +567,9 @@ class TestOnlyWhatIsAskedFor:
 class TestLevelsAndThreads:
     @pytest.mark.parametrize("level", cpu.levels())
     @pytest.mark.parametrize("count", [1, 2, 3])
-    def test_every_level(self, level, count, cell, width):
-        case = Case(Recurrence(cell, "tanh"), 3, width, [width, width + 5], 37, 40, "random")
+    @pytest.mark.parametrize("extras", [{}, ALL_EXTRAS], ids=["bare", "masks-resets"])
+    def test_every_level(self, level, count, cell, width, extras):
+        case = Case(Recurrence(cell, "tanh"), 3, width, [width, width + 5], 37, 40, "random", **extras)
         expected = case.results(torch.float64, "plain")
         for dtype in DTYPES:
             with cpu.use_level(level), threads(count):
@@ -423,8 +586,10 @@ class TestLevelsAndThreads:
 
     @pytest.mark.parametrize("lengths", [None, "random"], ids=["full", "padded"])
     @pytest.mark.parametrize("d", [20, 40], ids=["lanes", "features"])
-    def test_no_bit_depends_on_the_number_of_threads(self, d, lengths, reverse):
-        case = Case(Recurrence("dmu", reverse=reverse), 3, d, [d], batch=70, steps=100, lengths=lengths)
+    @pytest.mark.parametrize("extras", [{}, ALL_EXTRAS], ids=["bare", "masks-resets"])
+    def test_no_bit_depends_on_the_number_of_threads(self, d, lengths, reverse, extras):
+        rec = Recurrence("dmu", reverse=reverse, residual=bool(extras))
+        case = Case(rec, 3, d, [d] * 2, batch=70, steps=100, lengths=lengths, **extras)
         expected = case.results(torch.float32)
         for count in (1, 2, 3, 4, 8):
             with threads(count):

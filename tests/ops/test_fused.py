@@ -8,13 +8,13 @@ import shutil
 
 import pytest
 import torch
-from fused_engines import DEVICES, draw, make, pair
+from fused_engines import DEVICES, close, draw, loss, make, pair
 from layers import LAYERS, OWN, randomise, tensors
 from tolerances import assert_close
 from torch import Tensor, nn
 from torch.func import functional_call, grad, hessian, jacrev, jvp, stack_module_state, vmap
 
-from deepmemory.ops import CELLS, Recurrence, engines, fused
+from deepmemory.ops import CELLS, Recurrence, Sequences, engines, fused
 
 
 def draw_lengths(on: str, most: int, *shape: int) -> Tensor:
@@ -31,19 +31,6 @@ def call(layer: nn.Module, weights, x: Tensor, lengths=None) -> list[Tensor]:
     return [y, *tensors(state)]
 
 
-def loss(outputs: list[Tensor]) -> Tensor:
-    """Neither linear nor symmetric, so that every entry's gradient differs and second derivatives are not zero."""
-    return sum((o.sin() * torch.linspace(-1, 1, o.shape[-1]).to(o)).sum() for o in outputs)
-
-
-def close(actual, expected) -> None:
-    """By the table, each tensor measured against its own largest entry: gradients are sums over many steps."""
-    actual, expected = torch.utils._pytree.tree_leaves(actual), torch.utils._pytree.tree_leaves(expected)
-    for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
-        size = e.detach().abs().max().clamp(min=1) if e.numel() else 1
-        assert_close(a.detach() / size, e.detach() / size, what=f"result {index}")
-
-
 class Spy:
     """An engine that tells what it was asked for."""
 
@@ -53,8 +40,8 @@ class Spy:
     def __getattr__(self, name):
         return getattr(self.engine, name)
 
-    def forward(self, rec, x, state, weights, lengths, save):
-        out = self.engine.forward(rec, x, state, weights, lengths, save)
+    def forward(self, rec, x, state, weights, sequences, save):
+        out = self.engine.forward(rec, x, state, weights, sequences, save)
         self.saves.append(save)
         self.traces.append(out[2].numel())
         return out
@@ -232,7 +219,7 @@ def operands(engine: str, cell: str, recompute: bool, runs: tuple[int, ...] = ()
     weights = [w.detach().expand(*runs, *w.shape).clone().requires_grad_() for w in layer.parameters()]
     x, lengths = draw(engine, *runs, 9, 4, 3).requires_grad_(), draw_lengths(engine, 7, *runs, 4)
     state = [draw(engine, *runs, 4, 40).requires_grad_() for _ in range(rec.states)]
-    return x, state, weights, lengths, *rec, engine, recompute, True
+    return x, state, weights, *Sequences(lengths), *rec, engine, recompute, True
 
 
 class TestOperators:
@@ -243,10 +230,11 @@ class TestOperators:
         torch.library.opcheck(fused.scan_op, args)
         with torch.no_grad():
             y, *final, trace = fused.scan_op(*args)
-        x, state, weights, lengths, *spec, _ = args
+        x, state, weights, *rest, _ = args
+        sequences, spec = rest[: fused.OF_SEQUENCES], rest[fused.OF_SEQUENCES :]
         needs = [True] * (1 + len(state) + len(weights))
         grads = torch.randn_like(y), [torch.randn_like(f) for f in final]
-        args = (*grads, x, state, weights, lengths, None if recompute else y, trace, *spec, needs)
+        args = (*grads, x, state, weights, *sequences, None if recompute else y, trace, *spec, needs)
         args = torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, args)
         torch.library.opcheck(fused.scan_backward_op, args)
 

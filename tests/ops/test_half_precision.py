@@ -6,7 +6,7 @@ from layers import LAYERS, OWN
 from tolerances import TOLERANCES
 
 import deepmemory as dm
-from deepmemory.ops import Recurrence, cpu, engines
+from deepmemory.ops import Recurrence, Sequences, cpu, engines
 
 HALF = (torch.bfloat16, torch.float16)
 needs_cpu_engine = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no CPU engine: {cpu.unavailable()}")
@@ -64,8 +64,8 @@ def test_autocast_stays_on_the_cpu_engine():
 @pytest.mark.parametrize(("engine", "mixes"), [("auto", True), ("nvrtc", True), ("cpu", False), ("plain", False)])
 def test_weights_of_another_precision_go_as_they_are_to_an_engine_that_takes_them(engine, mixes, monkeypatch):
     monkeypatch.setattr(engines, "unavailable", lambda name: None if name == "nvrtc" else "not here")
-    monkeypatch.setattr(engines.FUSED["nvrtc"], "refuses", lambda rec, x, weights: None)
+    monkeypatch.setattr(engines.FUSED["nvrtc"], "refuses", lambda *case: None)
     x, weights = torch.empty(4, 2, 3, dtype=torch.bfloat16), [torch.empty(5, 3), torch.empty(5, 5)]
     rec = Recurrence("rnn", bias=False)
-    assert engines.takes_as_they_are(engine, rec, x, weights, None) is mixes
-    assert not engines.takes_as_they_are(engine, rec, x.float(), weights, None)
+    assert engines.takes_as_they_are(engine, rec, x, weights, Sequences(), None) is mixes
+    assert not engines.takes_as_they_are(engine, rec, x.float(), weights, Sequences(), None)

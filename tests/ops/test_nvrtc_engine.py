@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepmemory.ops import engines, hoisted, nvrtc, plain
 from deepmemory.ops.nvrtc import compiler, products
 from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, plan
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import Recurrence, Sequences, resets_of_sweep
 
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
 GPU = torch.cuda.is_available()
@@ -85,7 +85,7 @@ def engine(monkeypatch, emulator):
             return
         monkeypatch.setattr(nvrtc, "_device", lambda index: HOPPER)
         monkeypatch.setattr(nvrtc, "_kernels", lambda *which: Emulated(emulator, *which))
-        monkeypatch.setattr(nvrtc, "refuses", lambda rec, x, weights: None)
+        monkeypatch.setattr(nvrtc, "refuses", lambda *case: None)
         monkeypatch.setattr(engines, "unavailable", lambda name: None)
 
     return use
@@ -123,6 +123,8 @@ def compare(
     nan_at=None,
     dtype=torch.float32,
     mixed=False,
+    masks=False,
+    resets=None,
 ):
     """y, final states and every gradient against the plain engine in float64."""
     from deepmemory import ops
@@ -140,16 +142,29 @@ def compare(
         x[nan_at] = float("nan")
     probe = torch.randn(steps, batch, d, generator=generator, dtype=torch.float64)
 
+    state_mask = hidden_mask = None
+    if masks:
+        state_mask = torch.rand(batch, d, generator=generator, dtype=torch.float64).gt(0.3) / 0.7
+        if rec.cell == "dmu" and hidden:
+            hidden_mask = torch.rand(batch, sum(hidden), generator=generator, dtype=torch.float64).gt(0.3) / 0.7
+            rec = rec._replace(masked=True)
+    if resets is not None:
+        resets = resets_of_sweep(torch.tensor(resets).bool(), lengths, rec.reverse)
+
     if dtype is not torch.float32:  # what is rounded on the way in is not the engine's
         x, probe, *state = (t.to(dtype).double() for t in (x, probe, *state))
         weights = [w.to(dtype).double() for w in weights]
+        state_mask, hidden_mask = (None if m is None else m.to(dtype).double() for m in (state_mask, hidden_mask))
 
     def run(function, dtype, device):
         of_weights = torch.float32 if mixed and dtype is not torch.float64 else dtype
         leaves = [t.to(device, dtype).requires_grad_() for t in (x, *state)]
         leaves += [w.to(device, of_weights).requires_grad_() for w in weights]
-        here = None if lengths is None else lengths.to(device)
-        y, final = function(rec, leaves[0], tuple(leaves[1 : 1 + rec.states]), leaves[1 + rec.states :], here)
+        here = [None if t is None else t.to(device) for t in (lengths, resets)]
+        here += [None if m is None else m.to(device, dtype) for m in (state_mask, hidden_mask)]
+        y, final = function(
+            rec, leaves[0], tuple(leaves[1 : 1 + rec.states]), leaves[1 + rec.states :], Sequences(*here)
+        )
         loss = (y * probe.to(y)).sum() + sum((f * (k + 2.0)).sum() for k, f in enumerate(final))
         grads = torch.autograd.grad(loss, leaves)
         return [t.double().cpu() for t in (y.detach(), *(f.detach() for f in final), *grads)]
@@ -218,6 +233,43 @@ def test_agrees_with_the_definition(case, engine):
 def test_lengths_stop_each_sequence_and_padding_stays_outside(case, engine):
     rec, d, hidden = CASES[case]
     compare(rec, d, hidden, layout=small(2, 2, REGISTERS), engine=engine, lengths=[4, 0, 2])
+
+
+MORE_CASES = CASES | {
+    "dmu-n2-residual": (Recurrence("dmu", "leaky_relu", residual=True), 7, [9]),
+    "dmu-n3-residual-gelu": (Recurrence("dmu", "gelu", residual=True), 5, [9, 9]),
+    "dmu-n5-residual": (Recurrence("dmu", "leaky_relu", residual=True), 7, [9] * 4),
+    "dmu-n5-residual-relu-reverse": (Recurrence("dmu", "relu", reverse=True, residual=True), 7, [7] * 4),
+    "dmu-n4-residual-tanh-no-bias": (Recurrence("dmu", "tanh", bias=False, residual=True), 6, [11] * 3),
+}
+RESETS = [[0, 1, 1], [1, 0, 0], [0, 1, 0], [1, 0, 0]]  # in the padding too, where they mean nothing
+
+
+@pytest.mark.parametrize("case", [case for case in MORE_CASES if "residual" in case])
+def test_residual_transitions(case, engine):
+    rec, d, hidden = MORE_CASES[case]
+    compare(rec, d, hidden, layout=small(2, 2, SHARED), engine=engine)
+
+
+@pytest.mark.parametrize("case", MORE_CASES)
+def test_masks_are_each_sequences_own(case, engine):
+    rec, d, hidden = MORE_CASES[case]
+    compare(rec, d, hidden, layout=small(2, 2, SHARED), engine=engine, masks=True, lengths=[4, 0, 2])
+
+
+@pytest.mark.parametrize("case", MORE_CASES)
+def test_resets_cut_sequences(case, engine):
+    rec, d, hidden = MORE_CASES[case]
+    compare(rec, d, hidden, layout=small(2, 1, SHARED), engine=engine, resets=RESETS, lengths=[4, 2, 3])
+
+
+# Smooth activations: half precision moves units across the kink of a leaky ReLU.
+@pytest.mark.parametrize("case", ["dmu-n4-residual-tanh-no-bias", "rhn-3-reverse", "gru", "lstm-reverse"])
+def test_all_of_it_on_the_tensor_cores(case, engine):
+    rec, d, hidden = MORE_CASES[case]
+    layout = small(8, 2, REGISTERS, product=MMA)
+    options = {"dtype": torch.bfloat16, "lengths": [4, 0, 3], "masks": True, "resets": RESETS}
+    compare(rec, d, hidden, layout=layout, engine=engine, **options)
 
 
 IN_OTHER_TYPES = ("dmu-n2", "dmu-n5", "gru", "lstm-reverse")  # each is compiled for a second or two
@@ -336,7 +388,7 @@ def products_of(rec, weights, needs, engine, *, steps=5, batch=3, runs=None, len
         x[padding] = float("nan")
     engine(small(2, 1, REGISTERS))
     layer = nvrtc._layer(rec, x, weights)
-    records = x, h0, weights, lengths, y, trace, deltas, tuple(needs)
+    records = x, h0, weights, Sequences(lengths), y, trace, deltas, tuple(needs)
     given = nvrtc._weight_gradients(rec, layer, *records)
     exact = [t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in records]
     exact[2] = [w.double() for w in weights]
@@ -439,9 +491,9 @@ def test_little_is_left_to_launch_one_by_one(engine):
     x, h0 = torch.ones(60, 3, 3, device=DEVICE), torch.zeros(3, 5, device=DEVICE)
     engine(small(2, 1, REGISTERS))
     with Launched():
-        y, _, trace = fused.run_forward(rec, "nvrtc", False, True, x, [h0], weights, None)
+        y, _, trace = fused.run_forward(rec, "nvrtc", False, True, x, [h0], weights, Sequences())
         grad_y, needs = y.new_empty(()).expand(y.shape), [True, False, *[True] * 5]
-        fused.run_backward(rec, "nvrtc", False, grad_y, [None], x, [h0], weights, None, y, trace, needs)
+        fused.run_backward(rec, "nvrtc", False, grad_y, [None], x, [h0], weights, Sequences(), y, trace, needs)
     assert names == ["addmm", "mm", "sum"]
 
 
@@ -454,7 +506,7 @@ def test_weights_may_begin_at_any_address(place, engine):
     assert any(w.data_ptr() % 16 for w in moved)
     x, h0 = torch.randn(4, 2, 3, generator=generator).to(DEVICE), torch.zeros(2, 8, device=DEVICE)
     engine(small(2, 1, place))
-    expected, given = (nvrtc.forward(rec, x, [h0], ws, None, False)[0] for ws in (weights, moved))
+    expected, given = (nvrtc.forward(rec, x, [h0], ws, Sequences(), False)[0] for ws in (weights, moved))
     assert torch.equal(given, expected)
 
 

@@ -160,7 +160,7 @@ class TestScan:
         rec = layer.definition.recurrence(True)
         x, lengths = torch.randn(5, 2, 3, dtype=torch.float64), torch.tensor([5, 3])
         state = tuple(h[0] for h in tensors(random_state(layer, x)))
-        y, final = plain.scan(rec._replace(reverse=True), x, state, layer.all_weights[0], lengths)
+        y, final = plain.scan(rec._replace(reverse=True), x, state, layer.all_weights[0], ops.Sequences(lengths))
         for b, length in enumerate([5, 3]):
             alone = tuple(s[b : b + 1] for s in state)
             flipped, last = plain.scan(rec, x[:length, b : b + 1].flip(0), alone, layer.all_weights[0])

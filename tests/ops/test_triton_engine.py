@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from deepmemory.ops import engines, fused, hoisted, plain, triton
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 ON_GPU = torch.cuda.is_available() and not triton.interpreted()
 RUNS_HERE = ON_GPU or triton.interpreted()
@@ -110,7 +110,7 @@ def results(scan, rec: Recurrence, tensors: list[Tensor], lengths: Tensor | None
     """Outputs of ``scan`` and the gradients of a loss that weighs each entry differently."""
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     n = rec.states
-    y, final = scan(rec, leaves[0], tuple(leaves[1 : 1 + n]), leaves[1 + n :], lengths)
+    y, final = scan(rec, leaves[0], tuple(leaves[1 : 1 + n]), leaves[1 + n :], Sequences(lengths))
     outputs = [y, *final]
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(o.shape, generator=generator).to(o) for o in outputs]
@@ -121,8 +121,8 @@ def results(scan, rec: Recurrence, tensors: list[Tensor], lengths: Tensor | None
     return named | {f"gradient of {name}": g for name, g in zip(names, grads, strict=True)}
 
 
-def kernels(rec, x, state, weights, lengths, recompute=False):
-    return fused.scan(rec, "triton", recompute, x, state, weights, lengths)
+def kernels(rec, x, state, weights, sequences=FULL_LENGTH, recompute=False):
+    return fused.scan(rec, "triton", recompute, x, state, weights, sequences)
 
 
 def assert_agree(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: tuple[float, float]) -> None:
@@ -195,8 +195,8 @@ def test_negative_views_and_lengths_beyond_the_sequence(reverse: bool):
     tensors, _ = case.tensors()
     lengths = torch.tensor([-2, 9, 3, 4, 0], device=DEVICE)
 
-    def from_views(rec, x, state, weights, lengths):
-        return kernels(rec, torch._neg_view(-x), state, [torch._neg_view(-w) for w in weights], lengths)
+    def from_views(rec, x, state, weights, sequences):
+        return kernels(rec, torch._neg_view(-x), state, [torch._neg_view(-w) for w in weights], sequences)
 
     expected = results(plain.scan, case.recurrence, tensors, lengths.clamp(0, 4))
     actual = results(from_views, case.recurrence, [t.float() for t in tensors], lengths)
@@ -287,12 +287,13 @@ def test_runs_side_by_side(cell: str):
     x = torch.randn_like(several[0][0][0])
     stacked = [torch.stack(parts) for parts in zip(*(tensors[1:] for tensors, _ in several), strict=True)]
 
-    def side_by_side(rec, x, state, weights, lengths):
-        one = torch.vmap(lambda s, w, n: kernels(rec, x, s, w, n))
-        return one(state, weights, lengths)
+    def side_by_side(rec, x, state, weights, sequences):
+        one = torch.vmap(lambda s, w, n: kernels(rec, x, s, w, Sequences(n)))
+        return one(state, weights, sequences.lengths)
 
-    def one_by_one(rec, x, state, weights, lengths):
-        each = [plain.scan(rec, x, tuple(s[r] for s in state), [w[r] for w in weights], lengths[r]) for r in range(3)]
+    def one_by_one(rec, x, state, weights, sequences):
+        of_runs = [(tuple(s[r] for s in state), [w[r] for w in weights], sequences.lengths[r]) for r in range(3)]
+        each = [plain.scan(rec, x, s, w, Sequences(n)) for s, w, n in of_runs]
         return torch.stack([y for y, _ in each]), tuple(torch.stack([f[i] for _, f in each]) for i in range(n))
 
     tensors = [t.float().double() for t in (x, *stacked)]
@@ -310,7 +311,7 @@ def test_only_what_is_asked_for():
     for scan, dtype in ((plain.scan, torch.float64), (kernels, torch.float32)):
         x_, h_, *w = (t.to(dtype) for t in (x, h0, *weights))
         w[1].requires_grad_()
-        _, (h_n,) = scan(case.recurrence, x_, (h_,), w, None)
+        _, (h_n,) = scan(case.recurrence, x_, (h_,), w)
         found.append(torch.autograd.grad(h_n.square().sum(), w[1])[0].double())
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
@@ -336,7 +337,7 @@ def test_recomputed_equals_kept():
 def test_shape_of_the_trace_is_known_without_data(case: Case):
     (x, h0, *weights), _ = case.tensors()
     _, _, trace = triton.forward(
-        case.recurrence, x[None].float(), [h0[None].float()], [w[None].float() for w in weights], None, True
+        case.recurrence, x[None].float(), [h0[None].float()], [w[None].float() for w in weights], FULL_LENGTH, True
     )
     mode = FakeTensorMode()
     fake = [mode.from_tensor(t) for t in (x[None], *weights)]
@@ -348,7 +349,7 @@ def test_shape_of_the_trace_is_known_without_data(case: Case):
 def test_no_sequences():
     case = Case("gru", 5, batch=0)
     (x, h0, *weights), _ = case.tensors()
-    y, (h_n,) = kernels(case.recurrence, x.float(), (h0.float(),), [w.float() for w in weights], None)
+    y, (h_n,) = kernels(case.recurrence, x.float(), (h0.float(),), [w.float() for w in weights])
     assert y.shape == (7, 0, 5)
     assert h_n.shape == (0, 5)
 
@@ -443,7 +444,7 @@ def test_compiles_for_hopper(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_pa
     x, *rest = (t.to(case.dtype)[None] for t in tensors)
     state, weights = rest[: case.recurrence.states], rest[case.recurrence.states :]
     lengths = None if lengths is None else lengths[None]
-    y, final, trace = triton.forward(case.recurrence, x, state, weights, lengths, True)
+    y, final, trace = triton.forward(case.recurrence, x, state, weights, Sequences(lengths), True)
     sweeps.backward(case.recurrence, y, final, state, weights, lengths, y, trace)
 
 
@@ -473,7 +474,7 @@ def test_results_may_be_changed_in_place(case: Case):
     tensors, _ = case.tensors()
     x, *rest = [t.float().requires_grad_() for t in tensors]
     states = case.recurrence.states
-    y, (h_n, *_) = kernels(case.recurrence, x, tuple(rest[:states]), rest[states:], None)
+    y, (h_n, *_) = kernels(case.recurrence, x, tuple(rest[:states]), rest[states:])
     before = h_n.detach().clone()
     h_n.mul_(2)
     torch.testing.assert_close(h_n, 2 * before)
@@ -504,7 +505,7 @@ def test_captured_in_a_cuda_graph(name: str):
     leaves = [t.float().requires_grad_() for t in tensors]
 
     def both_passes():
-        y, (h_n,) = kernels(case.recurrence, leaves[0], (leaves[1],), leaves[2:], None)
+        y, (h_n,) = kernels(case.recurrence, leaves[0], (leaves[1],), leaves[2:])
         return [y, *torch.autograd.grad(y.square().sum() + h_n.sum(), leaves)]
 
     side = torch.cuda.Stream()
@@ -546,8 +547,8 @@ def test_more_than_two_to_the_31_elements(monkeypatch: pytest.MonkeyPatch):
     rec, weights = case.recurrence, [w.bfloat16() for w in case.weights()]
     x = torch.randn(case.steps, case.batch, 1, device=DEVICE, dtype=torch.bfloat16)
     h0 = torch.zeros(case.batch, 16, device=DEVICE, dtype=torch.bfloat16)
-    y, (h_n,) = kernels(rec, x, (h0,), weights, None)
-    alone, (h_alone,) = kernels(rec, x[:, -1:].contiguous(), (h0[-1:],), weights, None)
+    y, (h_n,) = kernels(rec, x, (h0,), weights)
+    alone, (h_alone,) = kernels(rec, x[:, -1:].contiguous(), (h0[-1:],), weights)
     assert y.numel() > 2**31
     torch.testing.assert_close(h_n[-1:], h_alone)
     torch.testing.assert_close(y[-100:, -1:], alone[-100:])

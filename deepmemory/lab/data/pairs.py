@@ -130,8 +130,8 @@ class _Spelling(dict[int, str]):
 
     def __missing__(self, code: int) -> str:
         parts = unicodedata.normalize("NFD", chr(code).lower())
-        kept = (part for part in parts if unicodedata.category(part) != "Mn")
-        self[code] = "".join(p if p in LETTERS else f" {p} " if p in PUNCTUATION else " " for p in kept)
+        letters = (part for part in parts if unicodedata.category(part) != "Mn")
+        self[code] = "".join(p if p in LETTERS else f" {p} " if p in PUNCTUATION else " " for p in letters)
         return self[code]
 
 

@@ -1,1 +1,1 @@
-"""Several studies at once on one device, on a Ray cluster, and hyperparameter search."""
+"""Many studies: several at once on one device, on a Ray cluster, and in a hyperparameter search."""

@@ -1,13 +1,13 @@
 """Trains several studies at the same time on one device, each in a process of its own.
 
-A study of small networks, or of sequences whose lengths differ, leaves most of a GPU idle, and another one beside it
-costs little. Every process records its own study; what it has to say goes to the display of the process that started
-it. Processes share a GPU through NVIDIA's MPS, which is started for as long as this lasts. Only studies of one task
-share it: kernels wait for those that are running, and a task of many short ones would wait most of the time behind
-a task of few long ones. (On an H200 an epoch of translation at depth 5 took 2.8 s alone, 11 s beside seven other
+A study of small networks, or of sequences of different lengths, leaves most of a GPU idle, and another one beside it
+costs little. Every process records its own study and sends its progress to the process that started it, which shows it.
+Processes share a GPU through NVIDIA's Multi-Process Service (MPS), which is started and stopped here. Only studies of
+one task share a GPU: kernels wait for those that are running, and a task of many short ones would mostly wait for a
+task of few long ones. (On an H200 an epoch of translation at depth 5 took 2.8 s alone, 11 s beside seven other
 translations, 45 s beside three of them and four studies of pixels and language.)
 
-Read :func:`run_at_once` first.
+Read :func:`run_concurrently` first.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from deepmemory.lab.training.progress import Display
 from deepmemory.lab.training.studies import Tracker, Watch, run_studies
 
 CONTROL = "nvidia-cuda-mps-control"
-STOPPING = 10.0  # seconds that a worker has to close the records
+STOPPING = 10.0  # seconds a worker gets to close the records
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
-# Whether a GPU can be used, in a process that ends again.
+# Checks in a process of its own that a GPU can be used.
 PROBE = """
 import ctypes
 driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -46,72 +46,73 @@ raise SystemExit(driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byre
 """
 
 
-def run_at_once(
-    count: int,
+def run_concurrently(
     settings: Sequence[Setting],
     seeds: Sequence[int],
+    *,
+    at_once: int,
     out: Path | str,
     machine: Machine,
     display: Display,
     track: Tracker | None = None,
     watch: Watch | None = None,
 ) -> list[str]:
-    """As :func:`deepmemory.lab.training.studies.run_studies`, ``count`` settings at a time.
+    """Train as :func:`deepmemory.lab.training.studies.run_studies` does, ``at_once`` settings at a time.
 
-    Returns a line for each study that failed; the others go on.
+    Returns a line for each study that failed; a failure does not stop the others.
     """
-    display.plan(settings, seeds, count)
+    display.plan(settings, seeds, at_once)
     on_gpu = machine.device.startswith("cuda") or (machine.device == "auto" and torch.cuda.is_available())
     if not on_gpu and not machine.threads:
-        machine = replace(machine, threads=max(1, (os.cpu_count() or 1) // count))
+        machine = replace(machine, threads=max(1, (os.cpu_count() or 1) // at_once))
     context = get_context("spawn")  # a process that has used CUDA cannot be forked
-    living = context.Value("i", 0)
-    waiting, workers, lost = list(settings), dict[Connection, tuple[Setting, Any]](), list[str]()
+    running = context.Value("i", 0)
+    waiting, workers, failed = list(settings), dict[Connection, tuple[Setting, Any]](), list[str]()
     with shared_gpu(display.say) if on_gpu else nullcontext():
         try:
             while waiting or workers:
-                while len(workers) < count:
-                    tasks = {running.task for running, _ in workers.values()} if on_gpu else set[str]()
-                    setting = take_next(waiting, tasks)
-                    if setting is None:
+                while len(workers) < at_once:
+                    tasks = {setting.task for setting, _ in workers.values()} if on_gpu else set[str]()
+                    next_setting = take_next(waiting, tasks)
+                    if next_setting is None:
                         break
                     here, there = context.Pipe(duplex=False)
-                    work = (setting, seeds, out, machine, watch, there, living)
+                    work = (next_setting, seeds, out, machine, watch, there, running)
                     process = context.Process(target=train_one, args=work, daemon=True)
                     with ignored_interrupts():
                         process.start()
-                    there.close()  # the worker's end alone is left: it closes when the worker ends
-                    workers[here] = setting, process
-                living.value = len(workers)
+                    there.close()  # only the worker's copy is left, which closes when the worker ends
+                    workers[here] = next_setting, process
+                running.value = len(workers)
                 for connection in wait(list(workers)):
                     assert isinstance(connection, Connection)
                     setting, process = workers[connection]
                     try:
-                        news, arguments = connection.recv()
+                        call, arguments = connection.recv()
                     except EOFError:
                         del workers[connection]
                         process.join()
                         if process.exitcode:
-                            lost.append(f"{setting.task} {setting.cell}: its process died ({process.exitcode})")
+                            failed.append(f"{setting.task} {setting.cell}: its process died ({process.exitcode})")
                         continue
-                    if news == "failed":
-                        lost.append(f"{setting.task} {setting.cell}: {arguments[0]}")
+                    if call == "failed":
+                        failed.append(f"{setting.task} {setting.cell}: {arguments[0]}")
                     else:
-                        getattr(display, news)(*arguments)
-                    if news == "epoch" and track is not None:
+                        getattr(display, call)(*arguments)
+                    if call == "epoch" and track is not None:
                         track(setting, arguments[1])
         finally:
-            for _, process in workers.values():  # stopped by hand
+            for _, process in workers.values():  # some are left after Ctrl-C
                 process.terminate()
             for _, process in workers.values():
                 process.join(STOPPING)
                 process.kill()
                 process.join()
-    return lost
+    return failed
 
 
 def take_next(waiting: list[Setting], tasks: set[str]) -> Setting | None:
-    """The first of those that wait, taken from the list; the first of these tasks if there are any."""
+    """Remove the first setting of one of these tasks from the list, or of any task where none is given."""
     for setting in waiting:
         if not tasks or setting.task in tasks:
             waiting.remove(setting)
@@ -120,16 +121,16 @@ def take_next(waiting: list[Setting], tasks: set[str]) -> Setting | None:
 
 
 class Relay:
-    """The display of a worker: tells the process that started it."""
+    """The display of a worker: sends every call to the process that started it."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
     def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
-        """Planned already, with all the others."""
+        """Nothing to do: the process that started the workers has planned all studies."""
 
     def say(self, text: str) -> None:
-        """See :class:`Display`, as for the rest."""
+        """See :class:`Display`, also for the methods below."""
         self.connection.send(("say", (text,)))
 
     def begin(self, setting: Setting, known: Sequence[Run]) -> None:  # noqa: D102
@@ -152,17 +153,25 @@ def train_one(
     machine: Machine,
     watch: Watch | None,
     connection: Connection,
-    living: Synchronized[int],
+    running: Synchronized[int],
 ) -> None:
-    """Runs in a process of its own."""
+    """Train one study in a process of its own; ``running`` counts those that share the device."""
     relay = Relay(connection)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process stops this one
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by the process that started this one
     try:
-        run_studies([setting], seeds, out, machine, relay, watch=watch, sharers=lambda: max(1, living.value))
+        run_studies(
+            [setting],
+            seeds,
+            out=out,
+            machine=machine,
+            display=relay,
+            watch=watch,
+            sharers=lambda: max(1, running.value),
+        )
     except KeyboardInterrupt:
-        pass  # the first process says so
+        pass  # the process that started this one says so
     except Exception as error:
-        with suppress(OSError):  # nobody is there any more
+        with suppress(OSError):  # that process is gone
             connection.send(("failed", (f"{type(error).__name__}: {error}",)))
     finally:
         relay.close()
@@ -170,7 +179,7 @@ def train_one(
 
 @contextmanager
 def ignored_interrupts() -> Iterator[None]:
-    """A process that is started meanwhile never hears of Ctrl-C, which a terminal sends to all of them."""
+    """Let processes started meanwhile ignore Ctrl-C, which a terminal sends to all of them."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -180,7 +189,7 @@ def ignored_interrupts() -> Iterator[None]:
 
 @contextmanager
 def shared_gpu(say: Callable[[str], None]) -> Iterator[None]:
-    """NVIDIA's Multi-Process Service, unless it is there already: without it processes take turns on a GPU."""
+    """Start MPS, unless it is running already: without it processes take turns on a GPU."""
     if PIPES in os.environ:
         yield
         return
@@ -200,12 +209,12 @@ def shared_gpu(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def start_service(environment: dict[str, str]) -> str | None:
-    """Why MPS cannot be used, or None."""
+    """Start MPS; returns why it cannot be used, or None."""
     if shutil.which(CONTROL) is None:
         return f"{CONTROL}, which comes with NVIDIA's driver, was not found"
     how: dict[str, Any] = {"env": environment, "timeout": 60, "check": True, "capture_output": True}
     try:
-        subprocess.run([CONTROL, "-d"], start_new_session=True, **how)  # Ctrl-C must not reach it before the workers
+        subprocess.run([CONTROL, "-d"], start_new_session=True, **how)  # out of reach of Ctrl-C
         subprocess.run([sys.executable, "-c", PROBE], **how)
     except (OSError, subprocess.SubprocessError) as error:
         return f"{CONTROL} does not work here ({error})"

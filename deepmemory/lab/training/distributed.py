@@ -1,4 +1,4 @@
-"""Processes that share every batch: starting them, what they tell one another, and who of them is gone."""
+"""Data-parallel training: processes that share every batch, their communication, and which of them was lost."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore
 from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout
 
 TIMEOUT = "DEEPMEMORY_TIMEOUT"  # environment variable: seconds that a process waits for the others
-DEFAULT_TIMEOUT = 1800.0  # the first process measures alone, which may take long
-STARTING = 120.0  # seconds that the processes have at least to find one another
-ROLL_CALL = 2.0  # seconds; whoever waited with us has the same reason to come at this moment
+DEFAULT_TIMEOUT = 1800.0  # the first process evaluates alone, which may take long
+STARTING = 120.0  # seconds that the processes get at least to find one another
+ROLL_CALL = 2.0  # seconds; processes that waited for the same one time out at the same moment
 
 
 class ProcessLost(ConnectionError):
-    """One of several processes does not answer."""
+    """One of the processes that share every batch does not answer."""
 
 
 def seconds_to_wait() -> float:
-    """How long a process waits for the others before it gives up."""
+    """How many seconds a process waits for the others before it gives up."""
     given = os.environ.get(TIMEOUT, str(DEFAULT_TIMEOUT))
     try:
         seconds = float(given)
@@ -42,15 +42,20 @@ def seconds_to_wait() -> float:
 
 
 def strategy() -> DDPStrategy:
-    """How Fabric starts the processes; they may take a while, whatever the patience afterwards."""
+    """How Fabric starts the processes; starting may take longer than the timeout set for training."""
     return DDPStrategy(timeout=timedelta(seconds=max(STARTING, seconds_to_wait())))
 
 
+def is_first_process() -> bool:
+    """Whether this process records and prints: the first of those that share every batch, or the only one."""
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
 def launch(fabric: Fabric) -> None:
-    """Start the other processes, or find them started, and learn their names."""
+    """Start the other processes, or join those that are running, and learn their names."""
     try:
         fabric.launch()
-        everybody(fabric)
+        process_names(fabric)
     except RuntimeError as error:
         raise ProcessLost(
             f"not all of the {fabric.world_size} processes that share every batch have started: "
@@ -60,45 +65,46 @@ def launch(fabric: Fabric) -> None:
 
 
 @lru_cache(maxsize=1)
-def everybody(fabric: Fabric) -> list[str]:
-    """Each process, by rank, as a person finds it."""
+def process_names(fabric: Fabric) -> list[str]:
+    """The process id and machine of each process, by rank."""
     store = PrefixStore("name", _get_default_store())
     store.set(str(fabric.global_rank), f"process {os.getpid()} on {platform.node()}")
     return [store.get(str(rank)).decode() for rank in range(fabric.world_size)]
 
 
 def broadcast(fabric: Fabric, value: Any) -> Any:
-    """What the first process has, for all of them."""
-    with exchanging(fabric):
+    """Send a value from the first process to all of them."""
+    with naming_lost_processes(fabric):
         return fabric.broadcast(value)
 
 
 def sum_over_all(fabric: Fabric, tensor: Tensor) -> None:
-    """Put the sum over all processes in the place of what each one has."""
-    with exchanging(fabric):
+    """Replace a tensor by its sum over all processes."""
+    with naming_lost_processes(fabric):
         torch.distributed.all_reduce(tensor)
 
 
 @contextmanager
-def exchanging(fabric: Fabric) -> Iterator[None]:
-    """Around whatever needs all processes: an error names those that are gone."""
+def naming_lost_processes(fabric: Fabric) -> Iterator[None]:
+    """Around communication between all processes: an error names those that do not answer."""
     try:
         yield
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        names = [f"rank {rank} ({everybody(fabric)[rank]})" for rank in missing(fabric)]
+        names = [f"rank {rank} ({process_names(fabric)[rank]})" for rank in missing_ranks(fabric)]
         if names:
-            lost = f"{', '.join(names)} did not answer: frozen, dead or cut off. (${TIMEOUT}: {seconds_to_wait():g} s.)"
+            waited = f"${TIMEOUT}: {seconds_to_wait():g} s."
+            lost = f"{', '.join(names)} did not answer: frozen, dead or disconnected. ({waited})"
         else:
-            lost = f"the processes lost touch: {str(error).splitlines()[0]}."
+            lost = f"the processes lost their connection: {str(error).splitlines()[0]}."
         raise ProcessLost(
-            f"{lost} Every finished epoch is saved; end what is left of these processes, and the same command goes on"
+            f"{lost} Every finished epoch is saved; end the other processes and run the same command to resume"
         ) from error
 
 
-def missing(fabric: Fabric) -> list[int]:
-    """Ranks that do not come to a roll call; the first one, whose process holds it, if it cannot be held."""
+def missing_ranks(fabric: Fabric) -> list[int]:
+    """Ranks that do not answer a roll call; the first one, whose process keeps the list, if there is no list."""
     store, answers = PrefixStore("here", _get_default_store()), list[bool]()
 
     def call() -> None:
@@ -111,7 +117,7 @@ def missing(fabric: Fabric) -> list[int]:
                 except DistStoreError:
                     answers.append(False)
 
-    caller = threading.Thread(target=call, daemon=True)  # left behind where a frozen store never answers
+    caller = threading.Thread(target=call, daemon=True)  # left running where a frozen store never answers
     caller.start()
     caller.join(ROLL_CALL * (fabric.world_size + 1))
     if len(answers) < fabric.world_size:

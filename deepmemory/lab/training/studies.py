@@ -39,8 +39,8 @@ Tracker = Callable[[Setting, Epoch], None]
 Watch = Callable[[Trainer, Group], dict[str, list[float]]]  # numbers by name for each run of the stack
 
 
-class Observers(NamedTuple):
-    """Who is told what happens."""
+class Callbacks(NamedTuple):
+    """What is called while a study trains."""
 
     display: Display
     track: Tracker | None = None
@@ -78,7 +78,8 @@ def run_studies(
     ``sharers`` says how many studies share the device at the moment: each counts as its own that part of the time.
     """
     settings = list(settings)
-    if is_follower(settings, machine):
+    start_processes(settings, machine)
+    if not distributed.is_first_process():
         return follow(settings, machine)
     records = Records(out, write=True)
     threads = torch.get_num_threads()
@@ -86,7 +87,7 @@ def run_studies(
         display.plan(settings, seeds)
         for setting in settings:
             with records.lock(setting, display.say):
-                run_study(records, setting, seeds, machine, Observers(display, track, watch, sharers))
+                run_study(records, setting, seeds, machine, Callbacks(display, track, watch, sharers))
     finally:
         torch.set_num_threads(threads)
         records.close()
@@ -97,13 +98,13 @@ def run_study(
     setting: Setting,
     seeds: Sequence[int],
     machine: Machine,
-    observers: Observers,
+    callbacks: Callbacks,
 ) -> None:
     """One setting: first the groups of runs that were begun, then the seeds nobody has."""
     trainer = loop.make_trainer(setting, machine)
     study = records.open_study(setting, trainer.series)
     known = {run.seed: run for run in recorded_runs(records, setting)}
-    observers.display.begin(setting, list(known.values()))
+    callbacks.display.begin(setting, list(known.values()))
     missing = [seed for seed in seeds if seed not in known or not is_done(known[seed], setting)]
     if missing:
         session = records.open_session(str(trainer.fabric.device), machine.engine)
@@ -111,28 +112,26 @@ def run_study(
             group = loop.group_from_checkpoint(trainer, tensors, info, path)
             missing = [seed for seed in missing if seed not in group.seeds]
             torch.set_num_threads(machine.threads or fitting_threads(group))
-            train_group(records, study, session, trainer, group, path, observers)
-        missing = finish_recorded(records, setting, missing, observers.display.say)
+            train_group(records, study, session, trainer, group, path, callbacks)
+        missing = finish_recorded(records, setting, missing, callbacks.display.say)
         if missing:
             lost = [seed for seed in missing if seed in known]
             if lost:
-                observers.display.say(
+                callbacks.display.say(
                     f"{setting.task} {setting.cell}: no checkpoint for seeds {lost}; they start again"
                 )
             group = loop.fresh_group(trainer, missing)
             path = records.checkpoint_folder(setting) / f"runs-{min(missing)}.safetensors"
             torch.set_num_threads(machine.threads or fitting_threads(group))
-            train_group(records, study, session, trainer, group, path, observers)
+            train_group(records, study, session, trainer, group, path, callbacks)
     share(trainer, None)
-    observers.display.end(setting, recorded_runs(records, setting))
+    callbacks.display.end(setting, recorded_runs(records, setting))
 
 
-def is_follower(settings: Sequence[Setting], machine: Machine) -> bool:
-    """Whether this process is one of several and not the first; starts them if nobody has."""
-    if machine.devices * machine.nodes == 1:
-        return False
-    precision = settings[0].precision
-    return not loop.open_fabric(machine.device, precision, machine.devices, machine.nodes).is_global_zero
+def start_processes(settings: Sequence[Setting], machine: Machine) -> None:
+    """Start the processes that share every batch, or join those that are there; nothing to do where there is one."""
+    if machine.devices * machine.nodes > 1:
+        loop.open_fabric(machine.device, settings[0].precision, machine.devices, machine.nodes)
 
 
 def follow(settings: Sequence[Setting], machine: Machine) -> None:
@@ -235,25 +234,25 @@ def train_group(
     trainer: Trainer,
     group: Group,
     path: Path,
-    observers: Observers,
+    callbacks: Callbacks,
 ) -> None:
     """Train one group to its end; after every epoch the database first, then the checkpoint."""
     share(trainer, group)
     records.begin(study, group.seeds, group.epoch, session)
-    if observers.watch is not None and group.epoch == 0:
-        write_watch(records, study, 0, group, group.seeds, observers.watch(trainer, group))
+    if callbacks.watch is not None and group.epoch == 0:
+        write_watch(records, study, 0, group, group.seeds, callbacks.watch(trainer, group))
     times = SavingTimes()
     for epoch in loop.train(trainer, group):
         states = dict(zip(group.seeds, group.state, strict=True))
         best_epochs = dict(zip(group.seeds, group.best_epoch, strict=True))
-        seconds = epoch.seconds / observers.sharers()
+        seconds = epoch.seconds / callbacks.sharers()
         records.write_epoch(study, epoch.number, epoch.values, states, best_epochs, seconds)
-        if observers.watch is not None and watched(epoch.number, trainer.setting.epochs):
-            write_watch(records, study, epoch.number, group, epoch.values, observers.watch(trainer, group))
+        if callbacks.watch is not None and watched(epoch.number, trainer.setting.epochs):
+            write_watch(records, study, epoch.number, group, epoch.values, callbacks.watch(trainer, group))
         if times.due(trainer, group):
             with times.saving():
                 save_checkpoint(path, *loop.checkpoint_of(group))
-        if observers.track is not None:
-            observers.track(trainer.setting, epoch)
-        observers.display.epoch(trainer.setting, epoch, len(group.training))
+        if callbacks.track is not None:
+            callbacks.track(trainer.setting, epoch)
+        callbacks.display.epoch(trainer.setting, epoch, len(group.training))
     records.write_end(study, loop.end_states(group), loop.test(trainer, group))

@@ -1,4 +1,4 @@
-"""What a trained model says: translations, texts and tunes."""
+"""What a trained model produces: translations by greedy or beam search, sampled text and music."""
 
 from __future__ import annotations
 
@@ -16,40 +16,38 @@ from deepmemory.lab.tasks import NatLang, PolyMusic, Translation
 from deepmemory.lab.tasks.translation import until_end
 from deepmemory.lab.training import random_streams
 from deepmemory.lab.training.network import Translator
-from deepmemory.lab.use.loading import Model, wanted
+from deepmemory.lab.use.loading import TrainedModel, expect_task
 
 UNKNOWN, NUMBER = "<unk>", "N"  # how the Penn Treebank writes rare words and numbers
-AT_ONCE = 256  # sentences, all beams counted
-
-# --- translation ----------------------------------------------------------------------------------
+SENTENCES_AT_ONCE = 256  # in one batch, every beam counted
 
 
 class Hypothesis(NamedTuple):
-    """A translation that a search came to."""
+    """A translation found by a search."""
 
     words: tuple[int, ...]  # without start and end
-    score: float  # log-probability of all words, the end included where it was said
-    finished: bool  # said its end, rather than reaching the limit
+    score: float  # log-probability of all words, including the end of the sentence where it was reached
+    finished: bool  # ended by itself, not by reaching the word limit
 
     def rank(self, power: float) -> tuple[bool, float]:
-        """What is finished comes first, then what is likelier for its length."""
+        """For sorting: finished ones first, then by log-probability / words ** power."""
         return self.finished, self.score / (len(self.words) + self.finished) ** power
 
 
-def most_words(foreign: Tensor) -> int:
+def word_limit(foreign: Tensor) -> int:
     """Where a translation is cut off that does not end by itself."""
     return 2 * foreign.shape[1] + 10
 
 
 @torch.no_grad()
-def greedy(network: Translator, foreign: Tensor, lengths: Tensor, most: int | None = None) -> list[Hypothesis]:
-    """The likeliest word at every step, for sentences (B, T) side by side, until each has said its end."""
+def greedy(network: Translator, foreign: Tensor, lengths: Tensor, max_words: int | None = None) -> list[Hypothesis]:
+    """Greedy search, for sentences (B, T) side by side: the likeliest word at every step until each sentence ends."""
     state = network.encode(foreign, lengths)
     word = torch.full_like(lengths, START)
     going = torch.ones_like(lengths, dtype=torch.bool)
     score = torch.zeros(len(lengths), dtype=torch.float64)
     said = []
-    for _ in range(most_words(foreign) if most is None else most):
+    for _ in range(word_limit(foreign) if max_words is None else max_words):
         answer, state = network.step(word, state)
         likely, word = answer.double().log_softmax(-1).max(-1)
         score += likely * going
@@ -67,16 +65,16 @@ def greedy(network: Translator, foreign: Tensor, lengths: Tensor, most: int | No
 
 @torch.no_grad()
 def beam_search(
-    network: Translator, foreign: Tensor, lengths: Tensor, width: int, power: float = 1.0, most: int | None = None
+    network: Translator, foreign: Tensor, lengths: Tensor, width: int, power: float = 1.0, max_words: int | None = None
 ) -> list[list[Hypothesis]]:
-    """For each sentence (B, T) up to ``width`` translations, the best first.
+    """Beam search: up to ``width`` translations of each sentence (B, T), the best first.
 
-    A hypothesis that has said its end is kept and leaves one place less to the others, so a width of 1 is
-    :func:`greedy`. ``power`` 1 ranks by log-probability per word, 0 by log-probability.
+    A finished hypothesis is set aside and narrows the beam by one, so a width of 1 is :func:`greedy`. ``power`` 1 ranks
+    by log-probability per word, 0 by log-probability.
     """
     if width < 1:
         raise ValueError(f"the width of a beam should be at least 1, got {width}")
-    batch, steps = len(lengths), most_words(foreign) if most is None else most
+    batch, steps = len(lengths), word_limit(foreign) if max_words is None else max_words
     places = torch.arange(width).repeat(batch, 1)
     rows = torch.arange(batch)[:, None]
     state = tree_map(lambda tensor: tensor.repeat_interleave(width, 1), network.encode(foreign, lengths))
@@ -106,26 +104,28 @@ def beam_search(
 
 
 def decode(
-    network: Translator, foreign: Tensor, lengths: Tensor, width: int, power: float = 1.0, most: int | None = None
+    network: Translator, foreign: Tensor, lengths: Tensor, width: int, power: float = 1.0, max_words: int | None = None
 ) -> list[Hypothesis]:
-    """The best translation of each sentence; never one worse than the greedy one, which a beam may lose."""
-    simple = greedy(network, foreign, lengths, most)
+    """The best translation of each sentence by beam search, or the greedy one where the beam has lost it."""
+    simple = greedy(network, foreign, lengths, max_words)
     if width == 1:
         return simple
-    found = beam_search(network, foreign, lengths, width, power, most)
+    found = beam_search(network, foreign, lengths, width, power, max_words)
     pairs = zip(found, simple, strict=True)
     return [max(of_row[0], plain, key=lambda one: one.rank(power)) for of_row, plain in pairs]
 
 
-def translate(model: Model, text: str, width: int = 5, power: float = 1.0) -> tuple[str, list[str]]:
-    """A sentence in English, and its words that the model does not know, which were left out."""
-    task = wanted(model, Translation, "translation", "translate")
+def translate(model: TrainedModel, text: str, width: int = 5, power: float = 1.0) -> tuple[str, list[str]]:
+    """Translate a sentence into English; returns the words that are not in the vocabulary, too, which were left out."""
+    task = expect_task(model, Translation)
     numbers = {word: number for number, word in enumerate(task.pairs.foreign.words)}
     given = split_words(text)
     known = [numbers[word] for word in given if word in numbers]
     unknown = [word for word in given if word not in numbers]
     if not known:
-        raise ValueError(f"none of the words of {text!r} was in the {task.pairs.language} text of the training")
+        raise ValueError(
+            f"none of the words of {text!r} is in the {task.pairs.language} vocabulary of the training data"
+        )
     foreign = torch.tensor([[START, *known, END]])
     network = translator(model)
     (found,) = decode(network, foreign, torch.tensor([foreign.shape[1]]), width, power)
@@ -137,21 +137,21 @@ class Scores(NamedTuple):
 
     sentences: int
     greedy: float
-    beam: float | None  # None for a width of 1
-    signature: str  # what exactly was computed, as sacrebleu puts it
+    beam: float | None  # None where the width is 1
+    signature: str  # sacrebleu's description of what was computed
 
 
-def bleu(model: Model, width: int = 5, limit: int = 0, power: float = 1.0) -> Scores:
-    """Corpus BLEU of whole translations, ended by the model itself, on the run's own test split.
+def bleu(model: TrainedModel, width: int = 5, limit: int = 0, power: float = 1.0) -> Scores:
+    """Corpus BLEU of free-running translations on the run's own test split.
 
-    The words are those of the data on both sides: lower case, punctuation apart, no accents.
+    Both sides are tokenised as in the data: lower case, punctuation apart, no accents.
     """
     try:
         from sacrebleu import BLEU
     except ModuleNotFoundError:
         raise ModuleNotFoundError("BLEU needs sacrebleu; run: pip install 'deepmemory[lab]'") from None
 
-    task = wanted(model, Translation, "translation", "translate")
+    task = expect_task(model, Translation)
     english = task.pairs.english
     items = task.split(torch.tensor([model.seed]))[random_streams.TEST][0][: limit or None]
     right = [" ".join(english.words[number] for number in until_end(english.ids[item, 1:])) for item in items]
@@ -167,13 +167,13 @@ def bleu(model: Model, width: int = 5, limit: int = 0, power: float = 1.0) -> Sc
     return Scores(len(items), simple, None if width == 1 else score(width), str(measure.get_signature()))
 
 
-def translations(model: Model, items: Tensor, width: int, power: float = 1.0) -> Iterator[tuple[int, ...]]:
-    """The words said for pairs of the data, in their order."""
-    task, network = wanted(model, Translation, "translation", "translate"), translator(model)
+def translations(model: TrainedModel, items: Tensor, width: int, power: float = 1.0) -> Iterator[tuple[int, ...]]:
+    """The translations of pairs of the data, as word numbers, in the order of ``items``."""
+    task, network = expect_task(model, Translation), translator(model)
     sentences = task.pairs.foreign
-    order = sentences.lengths[items].argsort()  # like beside like: short ones end soon
+    order = sentences.lengths[items].argsort()  # sentences of similar length in one batch
     said: dict[int, tuple[int, ...]] = {}
-    for part in order.split(max(1, AT_ONCE // width)):
+    for part in order.split(max(1, SENTENCES_AT_ONCE // width)):
         lengths = sentences.lengths[items[part]]
         foreign = sentences.ids[items[part], : int(lengths.max())]
         for place, found in zip(part.tolist(), decode(network, foreign, lengths, width, power), strict=True):
@@ -181,30 +181,27 @@ def translations(model: Model, items: Tensor, width: int, power: float = 1.0) ->
     return (said[place] for place in range(len(items)))
 
 
-def translator(model: Model) -> Translator:
+def translator(model: TrainedModel) -> Translator:
     """The network of a model that translates."""
     assert isinstance(model.network, Translator)
     return model.network
 
 
-# --- text -----------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def continue_text(
-    model: Model, text: str, words: int = 50, temperature: float = 1.0, top: int = 40, seed: int = 0
+    model: TrainedModel, text: str, words: int = 50, temperature: float = 1.0, top: int = 40, seed: int = 0
 ) -> tuple[str, list[str]]:
-    """The text, gone on with for so many words, and its words that the model does not know.
+    """Continue a text by sampling; returns the words that are not in the vocabulary, too.
 
     Args:
-        model: Of the task natlang.
-        text: How it begins; a new line ends a sentence.
-        words: How many follow.
-        temperature: Below 1 likely words become likelier; 0 takes the likeliest.
-        top: Draw from so many of the likeliest words; 0 is all.
-        seed: Another one gives another text.
+        model: A model of the task natlang.
+        text: How the text begins; a new line ends a sentence.
+        words: How many words to add.
+        temperature: Sampling temperature; 0 is greedy.
+        top: Sample from this many of the likeliest words; 0 is all.
+        seed: Random seed for sampling.
     """
-    task = wanted(model, NatLang, "natlang", "generate")
+    task = expect_task(model, NatLang)
     check_temperature(temperature)
     numbers = {word: number for number, word in enumerate(task.words)}
     given = [word if word in numbers else as_number(word) for word in as_words(text)]
@@ -212,33 +209,33 @@ def continue_text(
     given = [word if word in numbers else UNKNOWN for word in given]
     said = [numbers[word] for word in (EOS, *given) if word in numbers]  # a text begins where another one ended
     if not said:
-        raise ValueError(f"none of the words of {text!r} was in the text of the training")
+        raise ValueError(f"none of the words of {text!r} is in the vocabulary of the training data")
     begins = 1 if EOS in numbers else 0
     generator = torch.Generator().manual_seed(seed)
     answer, state = model.network(torch.tensor([said]))
     for _ in range(words):
-        said.append(draw(answer[0, -1], temperature, top, generator))
+        said.append(sample_word(answer[0, -1], temperature, top, generator))
         answer, state = model.network(torch.tensor([said[-1:]]), state)
     return as_lines([task.words[number] for number in said[begins:]]), unknown
 
 
 def as_words(text: str) -> list[str]:
-    """In lower case; the end of a line is a word."""
+    """The words of a text in lower case; the end of a line is a word of its own."""
     return text.lower().replace("\n", f" {EOS} ").split()
 
 
 def as_number(word: str) -> str:
-    """The Penn Treebank's word for numbers, if it is one."""
+    """The Penn Treebank's word for numbers where the word has a digit, else the word itself."""
     return NUMBER if any(sign.isdigit() for sign in word) else word
 
 
 def as_lines(words: list[str]) -> str:
-    """Words with ends of lines among them as a text."""
+    """The text of a list of words, with a line break at every end of a sentence."""
     return "\n".join(line.strip() for line in " ".join(words).split(EOS))
 
 
-def draw(answer: Tensor, temperature: float, top: int, generator: torch.Generator) -> int:
-    """One of the words (words,), by their likelihood."""
+def sample_word(answer: Tensor, temperature: float, top: int, generator: torch.Generator) -> int:
+    """One word, sampled from the logits (words,)."""
     if temperature == 0:
         return int(answer.argmax())
     likely, words = ((answer.double() - answer.max()) / temperature).topk(min(top or len(answer), len(answer)))
@@ -246,33 +243,32 @@ def draw(answer: Tensor, temperature: float, top: int, generator: torch.Generato
 
 
 def check_temperature(temperature: float) -> None:
-    """Zero or more."""
+    """Raise unless the sampling temperature is a finite number from 0 up."""
     if not 0 <= temperature < float("inf"):
-        raise ValueError(f"temperature should be a number from 0 (always the likeliest) up, got {temperature}")
+        raise ValueError(f"temperature should be a number from 0 (greedy) up, got {temperature}")
 
 
-# --- music ----------------------------------------------------------------------------------------
-
-
-def piece(model: Model, number: int) -> Tensor:
+def piece(model: TrainedModel, number: int) -> Tensor:
     """One piece of the test split, (frames, keys)."""
-    pieces = wanted(model, PolyMusic, "polymusic", "compose").pieces["test"]
+    pieces = expect_task(model, PolyMusic).pieces["test"]
     if not 0 <= number < len(pieces):
         raise ValueError(f"no tune {number}; the test split of {model.setting.music} has 0 to {len(pieces) - 1}")
     return pieces[number]
 
 
 @torch.no_grad()
-def continue_tune(model: Model, given: Tensor, steps: int = 200, temperature: float = 1.0, seed: int = 0) -> Tensor:
-    """A piano-roll (frames, keys) gone on with for so many frames, uint8; every key is drawn for itself.
+def continue_tune(
+    model: TrainedModel, given: Tensor, steps: int = 200, temperature: float = 1.0, seed: int = 0
+) -> Tensor:
+    """Continue a piano-roll (frames, keys) by ``steps`` frames, uint8; every key is sampled independently.
 
-    A temperature below 1 makes likely keys likelier; 0 strikes those that are likelier than not.
+    ``temperature`` is the sampling temperature; at 0 a key sounds where its probability is above one half.
     """
-    wanted(model, PolyMusic, "polymusic", "compose")
+    expect_task(model, PolyMusic)
     check_temperature(temperature)
     if given.dim() != 2 or given.shape[1] != KEYS or not len(given):
         raise ValueError(
-            f"a tune to go on with should be (frames, {KEYS}) with at least one frame, got {tuple(given.shape)}"
+            f"a tune to continue should be (frames, {KEYS}) with at least one frame, got {tuple(given.shape)}"
         )
     generator = torch.Generator().manual_seed(seed)
     dtype = next(model.network.parameters()).dtype
@@ -286,6 +282,6 @@ def continue_tune(model: Model, given: Tensor, steps: int = 200, temperature: fl
     return torch.cat(frames)
 
 
-def step_of_tune(model: Model, frames: Tensor, state: Any) -> tuple[Tensor, Any]:
-    """Frames (T, keys) after a state to what may follow, (1, T, keys), and the state."""
+def step_of_tune(model: TrainedModel, frames: Tensor, state: Any) -> tuple[Tensor, Any]:
+    """Logits (1, T, keys) of the frame after each of frames (T, keys), from a state; and the state after them."""
     return model.network(frames[None], None, state)

@@ -1,4 +1,4 @@
-"""Trained networks for places without the lab."""
+"""Exports of trained networks, for programs without the lab."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_map
 from deepmemory import export
 from deepmemory.lab.training import random_streams
 from deepmemory.lab.use.inspection import one_batch
-from deepmemory.lab.use.loading import Model
+from deepmemory.lab.use.loading import TrainedModel
 
-# Open sizes of what the networks take, by the name of the argument; of a state, of each of its tensors.
-OPEN: dict[str, dict[int, str]] = {
+# Dynamic dimensions of the networks' arguments, by name; those of a state hold for each of its tensors.
+DYNAMIC: dict[str, dict[int, str]] = {
     "x": {0: "batch", 1: "time"},
     "words": {0: "batch", 1: "time"},
     "lengths": {0: "batch"},
@@ -25,18 +25,18 @@ OPEN: dict[str, dict[int, str]] = {
 }
 
 
-def example_inputs(model: Model) -> dict[str, Any]:
-    """What the network takes, by name, for two sequences of its task."""
+def example_inputs(model: TrainedModel) -> dict[str, Any]:
+    """Example arguments of the network, by name: two sequences of its task."""
     setting = replace(model.setting, batch=2)
     inputs, _ = one_batch(model.network, model.task, setting, random_streams.VALIDATION, model.seed, 2)
     names = inspect.signature(model.network.forward).parameters
     return {name: given for name, given in zip(names, inputs, strict=False) if given is not None}
 
 
-def save(model: Model, path: Path, format: str) -> dict[str, Any]:
-    """Write the network; what it was traced with."""
+def save(model: TrainedModel, path: Path, format: str) -> dict[str, Any]:
+    """Write the network to a file; returns the example inputs it was traced with."""
     inputs = example_inputs(model)
-    sizes = {name: tree_map(lambda _, name=name: OPEN[name], given) for name, given in inputs.items()}
+    sizes = {name: tree_map(lambda _, name=name: DYNAMIC[name], given) for name, given in inputs.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     export.save(model.network, inputs, path, format=format, sizes=sizes)
     return inputs

@@ -1,4 +1,4 @@
-"""What is inside a trained model: sizes, the paper's gradient condition, gates, and gradients through time."""
+"""A look inside a trained model: its size, the paper's gradient condition, gates, and gradients through time."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import Batch, Task
 from deepmemory.lab.training import random_streams
 from deepmemory.lab.training.loop import Group, Trainer
-from deepmemory.lab.use.loading import Model
+from deepmemory.lab.use.loading import TrainedModel
 
-SEQUENCES = 32  # that a model is shown
-SATURATED = 0.05  # a gate counts as such within this of 0 or 1
+SEQUENCES = 32  # of the validation set that gates and gradients are measured on
+SATURATED = 0.05  # a gate this close to 0 or 1 counts as saturated
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 DASHES = ("-", "--", "-.", ":")
 
@@ -31,21 +31,21 @@ Part = TypeVar("Part", LayerGates, StateFlow)
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found; printed as tables, kept as data, or drawn."""
+    """The measurements of one model; :func:`show`, :func:`as_data` and :func:`draw` present them."""
 
-    model: Model
-    parts: dict[str, int]  # trained weights of each part of the network
-    conditions: dict[str, Condition]  # of every DMU, by its name in the network
+    model: TrainedModel
+    weights: dict[str, int]  # counts of each part of the network
+    conditions: dict[str, Condition]  # of every DMU, by its name inside the network
     gates: list[LayerGates]  # of every DMU layer
     flow: list[StateFlow]  # of every recurrent layer
-    loss: float  # on the sequences that gates and flow are about
-    remarks: list[str]  # what does not apply to this model
+    loss: float  # on the sequences that gates and flow were measured on
+    remarks: list[str]  # on measurements that do not apply to this model
 
 
-def inspect(model: Model, size: int = SEQUENCES) -> Inspection:
-    """Look at a model, on some validation sequences of its task."""
+def inspect(model: TrainedModel, size: int = SEQUENCES) -> Inspection:
+    """Measure a model on up to ``size`` validation sequences of its task."""
     network, setting = model.network, model.setting
-    parts = {name: sum(p.numel() for p in part.parameters()) for name, part in network.named_children()}
+    weights = {name: sum(p.numel() for p in part.parameters()) for name, part in network.named_children()}
     inputs, batch = one_batch(network, model.task, setting, random_streams.VALIDATION, model.seed, size)
     flow = dm.gradients.flow(network, inputs, loss_on(model.task, batch))
     conditions, gates, remarks = {}, [], []
@@ -55,10 +55,9 @@ def inspect(model: Model, size: int = SEQUENCES) -> Inspection:
         gates = last_calls(dm.gradients.gates(network, inputs))
     else:
         remarks.append(
-            f"the gradient condition and the share of the state that is kept are told of a DMU; the cell here is "
-            f"{setting.cell.upper()}"
+            f"the gradient condition and the gates are measured for a DMU only; the cell here is {setting.cell.upper()}"
         )
-    return Inspection(model, parts, conditions, gates, last_calls(flow), flow.loss, remarks)
+    return Inspection(model, weights, conditions, gates, last_calls(flow), flow.loss, remarks)
 
 
 def one_batch(
@@ -76,7 +75,7 @@ def one_batch(
 
 
 def loss_on(task: Task, batch: Batch) -> Any:
-    """From what one run's network gives to its loss."""
+    """A function from the output of one run's network to its loss."""
 
     def loss(output: Any) -> Tensor:
         tally = task.tally(tree_map(lambda tensor: tensor[None], output), batch)
@@ -86,19 +85,19 @@ def loss_on(task: Task, batch: Batch) -> Any:
 
 
 def last_calls(parts: Iterable[Part]) -> list[Part]:
-    """The last call of every module: a decoder that looks for its own words first is called many times."""
+    """The results of every module's last call: a decoder that feeds back its own words is called many times before."""
     parts = list(parts)
     last = {part.name: part.call for part in parts}
     return [part for part in parts if part.call == last[part.name]]
 
 
 def place(part: LayerGates | StateFlow) -> str:
-    """Module and layer, as they are shown."""
+    """The name of a layer, MODULE.LAYER."""
     return f"{part.name}.{part.layer}"
 
 
 def ends(part: StateFlow) -> tuple[float, float]:
-    """The median over the sequences of the norm at the first step, and at the last one that the loss depends on."""
+    """The gradient norm at the first step and at the last step that the loss depends on; medians over sequences."""
     norms = part.norms[:, ~part.norms[0].isnan()]
     steps = torch.arange(len(norms))[:, None]
     last = torch.where(norms > 0, steps, 0).amax(0)
@@ -114,11 +113,8 @@ def log_ratio(first: float, last: float) -> float:
     return math.log10(first) - math.log10(last)
 
 
-# --- as data and as tables ------------------------------------------------------------------------
-
-
 def as_data(found: Inspection) -> dict[str, Any]:
-    """Everything as plain numbers, for JSON: what is not finite is None."""
+    """All measurements as plain numbers for JSON, with None for numbers that are not finite."""
     model = found.model
     conditions = [
         {
@@ -163,7 +159,7 @@ def as_data(found: Inspection) -> dict[str, Any]:
         "run": model.seed,
         "loss": found.loss,
         "sizes": sizes(model.setting),
-        "weights": found.parts,
+        "weights": found.weights,
         "condition": conditions,
         "gates": gates,
         "flow": flow,
@@ -173,7 +169,7 @@ def as_data(found: Inspection) -> dict[str, Any]:
 
 
 def sizes(setting: Setting) -> dict[str, list[int] | int]:
-    """Of the recurrent block: each layer's state, and what stands between one state and the next."""
+    """Sizes of the recurrent block: each layer's state, and the layers between one state and the next."""
     found: dict[str, list[int] | int] = {"state": list(setting.hidden)}
     if setting.cell == "dmu":
         found["hidden layers"] = list(setting.transition)
@@ -181,21 +177,21 @@ def sizes(setting: Setting) -> dict[str, list[int] | int]:
 
 
 TABLES = {
-    "condition": "Gradient condition: eigenvalues on the way from a state to z and to the candidate of the next",
+    "condition": "Gradient condition: eigenvalues of the weights from a state to the gate z and to the next candidate",
     "gates": f"Gates: share of the state that is kept; overwritten is below {SATURATED}, held above {1 - SATURATED}",
-    "flow": "Gradient of the loss by the state, median norm: at the first step, at the last that the loss depends on",
+    "flow": "Gradient flow: median norm of the gradient by the state, at the first step and at the last that matters",
 }
 
 
 def show(found: Inspection) -> None:
-    """Tables in a terminal."""
+    """Print the measurements as tables."""
     from rich.console import Console
     from rich.table import Table
 
     console, data = Console(), as_data(found)
-    parts = [{"part": name, "weights": f"{count:,}"} for name, count in found.parts.items()]
-    everything = {"part": "all", "weights": f"{sum(found.parts.values()):,}"}
-    title = "{task}, {cell}, run {run}: loss {loss:.4g} on some validation sequences".format(**data)
+    parts = [{"part": name, "weights": f"{count:,}"} for name, count in found.weights.items()]
+    everything = {"part": "all", "weights": f"{sum(found.weights.values()):,}"}
+    title = "{task}, {cell}, run {run}: loss {loss:.4g} on validation sequences".format(**data)
     of_block = (
         f"{name} {', '.join(map(str, size)) or 'none' if isinstance(size, list) else size}"
         for name, size in data["sizes"].items()
@@ -213,27 +209,24 @@ def show(found: Inspection) -> None:
 
 
 def as_text(value: Any) -> str:
-    """One cell of a table."""
+    """The text of one table cell."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-# --- pictures -------------------------------------------------------------------------------------
-
-
 def draw(found: Inspection, folder: Path) -> list[Path]:
-    """Pictures of everything that applies, as SVG, PNG and PDF; the paths of the SVG ones."""
+    """Write a figure of each measurement as SVG, PNG and PDF; returns the paths of the SVG files."""
     from deepmemory.lab.report.figures import save
 
-    pictures = {"flow": draw_flow(found)}
+    figures = {"flow": draw_flow(found)}
     if found.gates:
-        pictures |= {"gates": draw_gates(found), "eigenvalues": draw_eigenvalues(found)}
-    return [save(figure, folder, name)["svg"] for name, figure in pictures.items()]
+        figures |= {"gates": draw_gates(found), "eigenvalues": draw_eigenvalues(found)}
+    return [save(figure, folder, name)["svg"] for name, figure in figures.items()]
 
 
 def panels(titles: Sequence[str], width: float, height: float) -> tuple[Any, list[Any]]:
-    """A figure with panels side by side."""
+    """A figure with one panel for each title, side by side."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -247,7 +240,7 @@ def panels(titles: Sequence[str], width: float, height: float) -> tuple[Any, lis
 
 
 def draw_flow(found: Inspection) -> Any:
-    """The gradient at every step, one panel for each module, one curve for each state of each layer."""
+    """The gradient norm over time: one panel for each module, one curve for each state of each layer."""
     names = list(dict.fromkeys(part.name for part in found.flow))
     figure, axes = panels(names, 5.5, 3.8)
     for panel, name in zip(axes, names, strict=True):
@@ -268,24 +261,27 @@ def draw_flow(found: Inspection) -> Any:
 
 
 def draw_gates(found: Inspection) -> Any:
-    """How much each unit keeps at each step, on average over the sequences; units that keep most on top."""
+    """A heat map of what each unit keeps at each step, averaged over the sequences; units that keep most on top.
+
+    The colours span the values that occur: most gates are near 1.
+    """
     figure, axes = panels([place(part) for part in found.gates], 5.0, 3.8)
-    for panel, part in zip(axes, found.gates, strict=True):
-        kept = part.keep.double().nanmean(1)  # [T, d]
-        order = kept.nanmean(0).argsort(descending=True)
-        image = panel.imshow(
-            kept[:, order].mT.numpy(), aspect="auto", interpolation="nearest", vmin=0, vmax=1, cmap="viridis"
-        )
+    shares = [part.keep.double().nanmean(1) for part in found.gates]  # [T, d] each
+    known = torch.cat([share[share.isfinite()] for share in shares])
+    colours = {"vmin": known.min().item(), "vmax": known.max().item(), "cmap": "viridis"} if len(known) else {}
+    for panel, share in zip(axes, shares, strict=True):
+        order = share.nanmean(0).argsort(descending=True)
+        image = panel.imshow(share[:, order].mT.numpy(), aspect="auto", interpolation="nearest", **colours)
         panel.set_xlabel("time step")
         panel.xaxis.get_major_locator().set_params(integer=True)
         panel.yaxis.get_major_locator().set_params(integer=True)
-        panel.set_ylabel("unit, the one that keeps most first")
-    figure.colorbar(image, ax=axes, label="share of the state that is kept")
+        panel.set_ylabel("unit, ordered by share kept")
+    figure.colorbar(image, ax=axes, label="share of the state kept")
     return figure
 
 
 def draw_eigenvalues(found: Inspection) -> Any:
-    """The eigenvalues of both products in the complex plane, each with the circle they should stay in."""
+    """The eigenvalues of both products in the complex plane, with the circles that the condition asks for."""
     layers = [(f"{name}.{layer.layer}", layer) for name, condition in found.conditions.items() for layer in condition]
     figure, axes = panels([title for title, _ in layers], 4.4, 4.4)
     angle = torch.linspace(0, 2 * math.pi, 200)
@@ -304,35 +300,33 @@ def draw_eigenvalues(found: Inspection) -> Any:
     return figure
 
 
-# --- while training -------------------------------------------------------------------------------
-
-
 def watch(trainer: Trainer, group: Group, size: int = SEQUENCES) -> dict[str, list[float]]:
-    """A few numbers of each run in the stack, in the order of ``group.rows``, by name: MODULE.LAYER.WHAT.
+    """Gradient measurements of each run during training, in the order of ``group.rows``, by name: MODULE.LAYER.WHAT.
 
-    Of a DMU ``z radius`` and ``candidate radius``, the spectral radii of the gradient condition, ``gate``, the mean
-    share of the state that is kept, and ``saturated``, the share of gates within 0.05 of 0 or 1. Of every
-    layer ``flow``, log10 of the median |dL/dh| at the first step over that at the last.
-    All are of the current weights, on the first validation sequences, and computed on the CPU, run by run; each
-    costs about what as many short calls as there are time steps do.
+    A DMU has ``z radius`` and ``candidate radius``, the spectral radii of the gradient condition, ``gate``, the mean
+    share of the state that is kept, and ``saturated``, the share of gates within 0.05 of 0 or 1. Every layer has
+    ``flow``, log10 of the median |dL/dh| at the first step over that at the last.
+
+    All are taken with the current weights on the first validation sequences, on the CPU, run by run; each run costs
+    one short call per time step.
     """
-    with torch.random.fork_rng(devices=[]):  # its fresh weights are of no interest to anybody
+    with torch.random.fork_rng(devices=[]):  # making the network draws random weights
         network = trainer.task.network(trainer.setting).to(trainer.dtype).eval()
     weights = {name: weight.detach().cpu() for name, weight in group.weights.items()}
     found: dict[str, list[float]] = {}
     for row, run in enumerate(group.rows):
         network.load_state_dict({name: weight[row] for name, weight in weights.items()})
-        for name, value in watched(network, trainer.task, trainer.setting, group.seeds[run], size).items():
+        for name, value in watch_run(network, trainer.task, trainer.setting, group.seeds[run], size).items():
             found.setdefault(name, []).append(value)
     return found
 
 
-def watched(network: nn.Module, task: Task, setting: Setting, seed: int, size: int) -> dict[str, float]:
+def watch_run(network: nn.Module, task: Task, setting: Setting, seed: int, size: int) -> dict[str, float]:
     """The numbers of :func:`watch` for one run."""
     inputs, batch = one_batch(network, task, setting, random_streams.VALIDATION, seed, size)
     found: dict[str, float] = {}
     for part in last_calls(dm.gradients.flow(network, inputs, loss_on(task, batch))):
-        if part.state == "h":  # an LSTM's c has no gradient at its last step but by way of h
+        if part.state == "h":  # the last c of an LSTM has no gradient except through h
             found[f"{place(part)}.flow"] = log_ratio(*ends(part))
     for name, module in network.named_modules():
         if isinstance(module, dm.DMU):

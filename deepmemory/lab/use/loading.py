@@ -1,7 +1,9 @@
-"""Trained networks, from the checkpoints that training leaves behind."""
+"""Trained models: finding them in a folder of studies, and loading one from its checkpoint."""
 
 from __future__ import annotations
 
+import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -9,34 +11,114 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab.records import Records, best_weights, check_network, load_checkpoint
+from deepmemory.lab import paper
+from deepmemory.lab.records import Records, Study, best_weights, check_network, load_checkpoint
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks import Task, task_of
+from deepmemory.lab.tasks import NatLang, PolyMusic, Task, Translation, data_of, task_of
 from deepmemory.lab.training.network import weight_shapes
 
+DECODABLE = {Translation: "translation", NatLang: "natlang", PolyMusic: "polymusic"}  # tasks whose models say something
 Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
-class Model:
-    """One trained run."""
+class TrainedModel:
+    """A network with the best weights of one run, and what it was trained on."""
 
-    network: nn.Module  # with the run's best weights, in evaluation, on the CPU
+    network: nn.Module  # in evaluation mode, on the CPU
     setting: Setting
-    seed: int
+    seed: int  # of the run
     task: Task
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """One line of the list of trained models: a study whose checkpoints are there."""
+
+    task: str
+    cell: str
+    hidden: tuple[int, ...]  # state size of each layer
+    depth: int  # linear layers between one state and the next
+    weights: int | None  # of one network; None where the checkpoint cannot be read
+    runs: int
+    scores: dict[str, float]  # validation loss and metrics of the best run, at its best epoch
+    path: Path  # what load_model takes
+
+
+def list_models(out: Path) -> list[ModelSummary]:
+    """Every trained model under ``out``, the most recently written first."""
+    folders = {folder.name: folder for folder in newest_checkpoints(out)}
+    if not folders:
+        return []
+    records = Records(out)
+    try:
+        studies = {records.checkpoint_folder(study.setting).name: study for study in records.studies()}
+    finally:
+        records.close()
+    return [summary(studies[name], folder) for name, folder in folders.items() if name in studies]
+
+
+def summary(study: Study, folder: Path) -> ModelSummary:
+    """A study and its checkpoints in one line."""
+    setting = study.setting
+    epochs = [run.at_epoch(number) for run in study.runs for number in range(1, run.epochs + 1)]
+    finite = (epoch for epoch in epochs if math.isfinite(epoch["valid_loss"]))
+    best = min(finite, key=lambda epoch: epoch["valid_loss"], default={})
+    scores = {name: value for name, value in best.items() if name.startswith("valid_")}
+    weights = count_weights(min(folder.glob("*.safetensors")))
+    depth = paper.depth_of(setting)
+    return ModelSummary(setting.task, setting.cell, setting.hidden, depth, weights, len(study.runs), scores, folder)
+
+
+def count_weights(checkpoint: Path) -> int | None:
+    """The weights of one run's network, from the header of a checkpoint alone."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(checkpoint, framework="pt") as opened:
+            names = [name for name in opened.keys() if name.startswith("best.")]  # noqa: SIM118
+            return sum(math.prod(opened.get_slice(name).get_shape()[1:]) for name in names)
+    except (OSError, SafetensorError):
+        return None
+
+
+def newest_checkpoints(out: Path, task: str | None = None) -> list[Path]:
+    """Folders of studies that have checkpoints, of one task or of all, the most recently written first."""
+    written: dict[Path, float] = {}
+    for file in filter(Path.is_file, out.glob(f"checkpoints/{task or '*'}-*/*.safetensors")):
+        written[file.parent] = max(file.stat().st_mtime, written.get(file.parent, 0))
+    return sorted(written, key=lambda folder: written[folder], reverse=True)
+
+
+def choose_checkpoint(named: Path | None, out: Path, task: str | None = None) -> Path:
+    """The checkpoint that the user named; without one, the newest under ``out``, of this task where one is given."""
+    if named is not None:
+        return named
+    if newest := newest_checkpoints(out, task):
+        return newest[0]
+    what = f"model of {task}" if task else "model"
+    commands = "; ".join(training_commands(task or "adding", out))
+    raise FileNotFoundError(f"there is no trained {what} in {out}; train one: {commands}; or name a checkpoint")
+
+
+def training_commands(task: str, out: Path) -> list[str]:
+    """The commands that train a small model of a task, the data it needs included."""
+    data = data_of(paper.setting(task, "dmu"))
+    fetch = [f"dmu data fetch {data}"] if data else []
+    return [*fetch, f"dmu train {task} --quick --out {shlex.quote(str(out))}"]
 
 
 def load_model(
     checkpoint: Path | str, run: int | None = None, data: Path | str | None = None, engine: str = "auto"
-) -> Model:
-    """The best weights of one run and the task they were trained for; runs no code from the file.
+) -> TrainedModel:
+    """Load the best weights of one run; runs no code from the file.
 
     Args:
         checkpoint: ``OUT/checkpoints/STUDY/runs-*.safetensors``, or the study's folder for all its runs.
-        run: Seed of the run; left out, the run with the lowest validation loss.
-        data: Folder of local copies of the data, which has the words of a text; default ``$DEEPMEMORY_DATA``.
-        engine: Of the recurrent layers.
+        run: Seed of the run; default: the run with the lowest validation loss.
+        data: Folder of local copies of the data, where the vocabulary of a text comes from; default
+            ``$DEEPMEMORY_DATA``.
+        engine: Engine of the recurrent layers.
     """
     path, seed, weights = best_run(Path(checkpoint), run)
     setting = setting_of(path)
@@ -50,18 +132,18 @@ def best_run(checkpoint: Path, run: int | None = None) -> tuple[Path, int, dict[
         raise FileNotFoundError(
             f"no checkpoint at {checkpoint}; training leaves them in OUT/checkpoints/TASK-CELL-KEY/runs-*.safetensors"
         )
-    found: dict[int, tuple[float, Path]] = {}  # loss and file of each run that can be used
-    useless = []
+    found: dict[int, tuple[float, Path]] = {}  # loss and file of each run with a finite loss
+    diverged = []
     for file in files:
         tensors, info = load_checkpoint(file)
         for seed, epoch, loss in zip(info["seeds"], info["best_epoch"], tensors["best_loss"].tolist(), strict=True):
             if epoch is None:
-                useless.append(seed)
+                diverged.append(seed)
             else:
                 found[seed] = loss, file
-    if run in useless or not found:
-        told = useless if run is None else run
-        raise ValueError(f"{checkpoint}: the loss of run {told} was never finite, so it has no best weights")
+    if run in diverged or not found:
+        runs = diverged if run is None else run
+        raise ValueError(f"{checkpoint}: the loss of run {runs} was never finite, so it has no best weights")
     if run is not None and run not in found:
         raise ValueError(f"{checkpoint} has no run with seed {run}; it has {sorted(found)}")
     seed = min(found, key=lambda one: (found[one][0], one)) if run is None else run
@@ -70,7 +152,7 @@ def best_run(checkpoint: Path, run: int | None = None) -> tuple[Path, int, dict[
 
 
 def setting_of(path: Path) -> Setting:
-    """What a checkpoint's study trained, from the records beside it."""
+    """The setting that a checkpoint was trained with, from the records beside it."""
     folder = path.resolve().parent
     out, key = folder.parent.parent, folder.name.rpartition("-")[2]
     if not (out / "records.sqlite").exists():
@@ -90,17 +172,17 @@ def setting_of(path: Path) -> Setting:
 
 def assemble(
     setting: Setting, task: Task, seed: int, weights: dict[str, Tensor], engine: str = "auto", path: Path | None = None
-) -> Model:
-    """A network of the setting with these weights, which have to fit it."""
+) -> TrainedModel:
+    """A network of the setting with these weights; raises where they do not fit it."""
     dtype = torch.float64 if setting.precision == "64-true" else torch.float32
     check_network(weights, weight_shapes(setting, task), dtype, path or "what was given")
     network = task.network(setting, engine).to(dtype)
     network.load_state_dict(weights)
-    return Model(network.eval(), setting, seed, task)
+    return TrainedModel(network.eval(), setting, seed, task)
 
 
-def wanted(model: Model, kind: type[Kind], task: str, command: str) -> Kind:
-    """The model's task, which has to be of this kind."""
+def expect_task(model: TrainedModel, kind: type[Kind]) -> Kind:
+    """The model's task; raises where it is another one."""
     if not isinstance(model.task, kind):
-        raise ValueError(f"{command} takes a checkpoint of the task {task}, this one is of {model.setting.task}")
+        raise ValueError(f"expected a model of {DECODABLE[kind]}, this one was trained on {model.setting.task}")
     return model.task

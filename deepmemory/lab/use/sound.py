@@ -16,24 +16,24 @@ from torch import Tensor
 from deepmemory.lab.data.errors import DataError
 from deepmemory.lab.data.music import KEYS
 
-LOWEST = 21  # MIDI's number of a piano's first key, A0
+LOWEST = 21  # MIDI number of a piano's first key, A0
 TICKS = 480  # per beat, in the files we write
 VELOCITY = 80
 RATE = 22050  # samples per second
 LOUDEST = 0.9  # of what 16 bits can hold
-OVERTONES = (1.0, 0.5, 0.25, 0.15, 0.08, 0.05)  # how loud each multiple of a key's frequency begins
+OVERTONES = (1.0, 0.5, 0.25, 0.15, 0.08, 0.05)  # initial loudness of each multiple of a key's frequency
 ATTACK, RELEASE = 0.006, 0.08  # seconds
-FRAMES_PER_BEAT = {"jsb-chorales": 1}  # a frame is a quarter there, and an eighth in all other music
+FRAMES_PER_BEAT = {"jsb-chorales": 1}  # a frame is a quarter note there, and an eighth note in all other datasets
 EIGHTHS = 2
 
-# Of a MIDI file that may come from anybody.
+# Limits on MIDI files, which may come from anybody.
 LARGEST = 2**22  # bytes; a symphony has a tenth of it
 LONGEST = 2**15  # frames, more than two hours of eighths
 NUMBER_BYTES = 4  # of one variable-length number, by the standard
 
 
 class Note(NamedTuple):
-    """One key from when it is struck until it is let go."""
+    """One key, from its onset to its release."""
 
     key: int  # 0 to 87
     start: int  # frame
@@ -41,12 +41,12 @@ class Note(NamedTuple):
 
 
 def frames_per_beat(music: str) -> int:
-    """How fine the piano-rolls of a dataset are."""
+    """Frames per beat in the piano-rolls of a dataset."""
     return FRAMES_PER_BEAT.get(music, EIGHTHS)
 
 
 def notes_of(roll: Tensor) -> list[Note]:
-    """The notes of a piano-roll (frames, 88), by their start; a key that goes on sounding is one note."""
+    """The notes of a piano-roll (frames, 88), ordered by onset; a key held over several frames is one note."""
     if roll.dim() != 2 or roll.shape[1] != KEYS:
         raise ValueError(f"a piano-roll should be (frames, {KEYS}), got {tuple(roll.shape)}")
     silence = torch.zeros(1, KEYS, dtype=torch.int8)
@@ -56,16 +56,13 @@ def notes_of(roll: Tensor) -> list[Note]:
     return sorted(notes, key=lambda note: (note.start, note.key))
 
 
-# --- MIDI -----------------------------------------------------------------------------------------
-
-
 def midi(roll: Tensor, per_beat: int = EIGHTHS, tempo: float = 120.0) -> bytes:
     """A MIDI file (type 0) of a piano-roll; ``tempo`` in beats per minute."""
     frame = TICKS // per_beat
     events = [(0, 0, b"\xff\x51\x03" + round(60e6 / tempo).to_bytes(3, "big")), (0, 0, b"\xc0\x00")]  # tempo, piano
     for key, start, end in notes_of(roll):
         events.append((start * frame, 2, bytes((0x90, LOWEST + key, VELOCITY))))
-        events.append((end * frame, 1, bytes((0x80, LOWEST + key, 0))))  # let go before the next is struck
+        events.append((end * frame, 1, bytes((0x80, LOWEST + key, 0))))  # releases before onsets at the same time
     events.append((len(roll) * frame, 3, b"\xff\x2f\x00"))
     track, now = bytearray(), 0
     for time, _, message in sorted(events):
@@ -75,7 +72,7 @@ def midi(roll: Tensor, per_beat: int = EIGHTHS, tempo: float = 120.0) -> bytes:
 
 
 def variable_length(number: int) -> bytes:
-    """Seven bits in each byte, the highest first; all but the last have the eighth bit set.
+    """A MIDI variable-length number: seven bits per byte, high bits first; the eighth bit is set in all but the last.
 
     >>> variable_length(127).hex(), variable_length(128).hex(), variable_length(480).hex()
     ('7f', '8100', '8360')
@@ -101,7 +98,7 @@ def roll_of(raw: bytes, per_beat: int = EIGHTHS) -> Tensor:
 
 
 def parse_midi(raw: bytes, per_beat: int) -> Tensor:
-    """As :func:`roll_of`, where the file is whole."""
+    """As :func:`roll_of`; a file that ends too early raises IndexError or struct.error."""
     if len(raw) > LARGEST:
         raise DataError(f"the MIDI file has more than the {LARGEST} bytes that are read")
     if raw[:4] != b"MThd":
@@ -171,9 +168,6 @@ def spans_of(track: bytes) -> Iterator[Note]:
     yield from (Note(key, start, now) for (_, key), start in struck.items())
 
 
-# --- sound ----------------------------------------------------------------------------------------
-
-
 def wav(roll: Tensor, per_beat: int = EIGHTHS, tempo: float = 120.0) -> bytes:
     """A WAV file, 16 bits, one channel, of a piano-roll."""
     file = io.BytesIO()
@@ -186,7 +180,7 @@ def wav(roll: Tensor, per_beat: int = EIGHTHS, tempo: float = 120.0) -> bytes:
 
 
 def sound(roll: Tensor, per_beat: int = EIGHTHS, tempo: float = 120.0) -> np.ndarray:
-    """Samples between -1 and 1: for each note a struck string's overtones, which die away, the higher the sooner."""
+    """The piano-roll as samples between -1 and 1, every note a decaying tone with overtones."""
     frame = 60 / tempo / per_beat * RATE  # samples
     samples = np.zeros(round(len(roll) * frame) + round(RELEASE * RATE))
     for key, start, end in notes_of(roll):
@@ -198,7 +192,7 @@ def sound(roll: Tensor, per_beat: int = EIGHTHS, tempo: float = 120.0) -> np.nda
 
 
 def tone(key: int, held: int) -> np.ndarray:
-    """One key, held for so many samples and let go; higher keys die away sooner."""
+    """The samples of one key, held for ``held`` samples and then released; higher keys decay faster."""
     time = np.arange(held + round(RELEASE * RATE)) / RATE
     frequency = 440 * 2 ** ((LOWEST + key - 69) / 12)
     tone = np.zeros(len(time))

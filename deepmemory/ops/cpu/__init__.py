@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence
+from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, FULL_LENGTH, Recurrence, Sequences
 
 LEVEL_VARIABLE = "DEEPMEMORY_CPU_LEVEL"
 
@@ -94,7 +94,7 @@ def unavailable() -> str | None:
     return lib if isinstance(lib, str) else None
 
 
-def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
+def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> str | None:
     """Why this engine cannot do this case, or None."""
     if x.device.type != "cpu":
         return f"it runs on the CPU and x is on {x.device}"
@@ -117,12 +117,12 @@ def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int,
 
 
 def forward(
-    rec: Recurrence, x: Tensor, state: list[Tensor], weights: list[Tensor], lengths: Tensor | None, save: bool
+    rec: Recurrence, x: Tensor, state: list[Tensor], weights: list[Tensor], sequences: Sequences, save: bool
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """y (R, T, B, d), final states, trace (empty unless ``save``)."""
     if x.dtype in _HALF:
         wide_state, wide_weights = ([t.float() for t in tensors] for tensors in (state, weights))
-        y, final, trace = forward(rec, x.float(), wide_state, wide_weights, lengths, save)
+        y, final, trace = forward(rec, x.float(), wide_state, wide_weights, _widened(sequences), save)
         return y.to(x.dtype), [end.to(x.dtype) for end in final], trace.view(x.dtype)
     width = state[0].shape[-1]
     first = x.dim() - 3  # dimension after the runs
@@ -130,7 +130,7 @@ def forward(
     y = x.new_empty((*x.shape[:-1], width))
     final = [_empty_like(start) for start in state]
     trace = x.new_empty(trace_shape(rec, x, weights) if save else 0)
-    call, _kept = _call(rec, x, width, lengths)
+    call, _kept = _call(rec, x, width, sequences)
     call += (y.data_ptr(), trace.data_ptr() if save else 0, *_NO_GRAD_Y, 0)
     for start, end in zip(state, final, strict=True):
         call += (start.data_ptr(), start.stride(0) if first else 0, end.data_ptr(), 0, 0, 0)
@@ -150,7 +150,7 @@ def backward(
     x: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     y: Tensor,
     trace: Tensor,
     needs: list[bool],
@@ -160,7 +160,8 @@ def backward(
         grad_y, *ends = (None if g is None else g.float() for g in (grad_y, *grad_final))
         wide_state, wide_weights = ([t.float() for t in tensors] for tensors in (state, weights))
         record = y.float(), trace.view(torch.float32)
-        wide = backward(rec, grad_y, ends, x.float(), wide_state, wide_weights, lengths, *record, needs)
+        own = _widened(sequences)
+        wide = backward(rec, grad_y, ends, x.float(), wide_state, wide_weights, own, *record, needs)
         return [None if g is None else g.to(x.dtype) for g in wide]
     tensors = (x, *state, *weights)
     grads = [_empty_like(t) if needed else None for t, needed in zip(tensors, needs, strict=True)]
@@ -168,7 +169,7 @@ def backward(
     state, weights = _within_runs(state, first), _within_runs(weights, first)
     ends = [None if g is None else _within_runs([g], first)[0] for g in grad_final]
     y = y.contiguous()
-    call, _kept = _call(rec, x, y.shape[-1], lengths)
+    call, _kept = _call(rec, x, y.shape[-1], sequences)
     call += (y.data_ptr(), trace.data_ptr())
     call += _NO_GRAD_Y if grad_y is None else (grad_y.data_ptr(), *_strides(grad_y))
     grad_x, *grad = (0 if g is None else g.data_ptr() for g in grads)
@@ -191,17 +192,20 @@ _NO_GRAD_Y = (0,) * 5
 _NO_STATE = (0,) * 6
 
 
-def _call(rec: Recurrence, x: Tensor, width: int, lengths: Tensor | None) -> tuple[list[int], Tensor | None]:
-    """Its beginning, up to lengths; and the lengths, to be kept until the call is over."""
+def _call(rec: Recurrence, x: Tensor, width: int, sequences: Sequences) -> tuple[list[int], list[Tensor | None]]:
+    """Its beginning, up to what sequences have of their own; and that, to be kept until the call is over."""
     steps, batch, inputs = x.shape[-3:]
-    call = [_DTYPE[x.dtype], _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse]
+    call = [_DTYPE[x.dtype], _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse, rec.residual]
     call += (_runs(x), steps, batch, inputs, width, torch.get_num_threads(), x.data_ptr(), *_strides(x))
-    if lengths is None:
-        call += (0, 0)
-    else:
-        (lengths,) = _within_runs([lengths], x.dim() - 3)
-        call += (lengths.data_ptr(), lengths.stride(0))
-    return call, lengths
+    kept = [t if t is None or t.is_contiguous() else _within_runs([t], x.dim() - 3)[0] for t in sequences]
+    for t in kept:
+        call += (0, 0) if t is None else (t.data_ptr(), t.stride(0))
+    return call, kept
+
+
+def _widened(sequences: Sequences) -> Sequences:
+    lengths, resets, *masks = sequences
+    return Sequences(lengths, resets, *(None if mask is None else mask.float() for mask in masks))
 
 
 def _empty_like(t: Tensor) -> Tensor:
@@ -236,8 +240,8 @@ def _run(function: str, call: list[int]) -> None:
 def _record(rec: Recurrence, first: int, shapes: tuple[tuple[int, ...], ...]) -> int:
     """Elements of the trace per row and step; negative where rows come in whole tiles."""
     width = shapes[1][-1]
-    call = [0, _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse, 1, 1, 1, 1, width, 1]
-    call += (0,) * (5 + 2) + (0, 1) + (0,) * (5 + 1 + 12)  # nothing but a trace, which is not looked at
+    call = [0, _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse, 0, 1, 1, 1, 1, width, 1]
+    call += (0,) * (5 + 8) + (0, 1) + (0,) * (5 + 1 + 12)  # nothing but a trace, which is not looked at
     call.append(len(shapes))
     for shape in shapes:
         call += (0, 0, 0, shape[first])

@@ -5,7 +5,8 @@
 
 namespace DM_LEVEL {
 
-template <class T>
+// Extras are masks and residuals: without them, their code is not compiled.
+template <class T, bool Extras>
 class Transition {
  public:
   using V = Vec<T>;
@@ -14,6 +15,9 @@ class Transition {
 
   const Plan& plan;
   const Maps<T>& maps;
+
+  // Masks of the tile at hand, null where there are none, and room for one layer. Unused without Extras.
+  P state_mask{}, hidden_mask{}, scratch{};
 
   Transition(const Plan& p, const Maps<T>& m) : plan(p), maps(m) {}
 
@@ -47,8 +51,38 @@ class Transition {
     return record.from(plan.call.cell == deepmemory::kRhn ? before.aux : before.record);
   }
 
+  // Whether the map into a layer sees anything but its input as it is.
+  bool alters(i64 layer) const { return Extras && (mask_into(layer).at || adds(layer)); }
+
+  // What the map into a layer sees of its input: the input times a mask, plus `below`, what the map before it saw, where
+  // there are residuals. Written to `room`, unless it is the input as it is.
+  Const seen(i64 layer, Const input, Const below, P room) const {
+    if (!alters(layer)) return input;
+    alter(layer, input, below, room);
+    return fixed(room);
+  }
+
  private:
   i64 state_span() const { return plan.span(plan.call.width); }
+
+  // The first hidden layer, which feeds layer 1, has none before it to add to.
+  bool adds(i64 layer) const { return plan.residual && layer >= 2; }
+
+  Const mask_into(i64 layer) const {
+    if (layer == 0 || plan.call.cell == deepmemory::kRhn) return fixed(state_mask);
+    return hidden_mask.at ? fixed(hidden_mask.from(plan.layer[layer - 1].mask)) : nothing();
+  }
+
+  void alter(i64 layer, Const input, Const below, P room) const {
+    const Const mask = mask_into(layer);
+    const i64 span = plan.span(layer == 0 ? plan.call.width : plan.layer[layer - 1].width);
+    if (!adds(layer))
+      each(span, [&](i64 r, i64 j) { put(room, r, j, get(input, r, j) * get(mask, r, j)); });
+    else if (!mask.at)
+      each(span, [&](i64 r, i64 j) { put(room, r, j, get(below, r, j) + get(input, r, j)); });
+    else
+      each(span, [&](i64 r, i64 j) { put(room, r, j, get(below, r, j) + get(input, r, j) * get(mask, r, j)); });
+  }
 
   template <class F>
   void each(i64 span, F f) const {
@@ -70,6 +104,31 @@ class Transition {
   }
   void linear_back(i64 layer, P delta, Const init, P out) const {
     maps.apply_transposed(layer + 1, fixed(delta.from(plan.layer[layer].delta)), init, out, maps.rows);
+  }
+
+  // dh = init + the gradient through the map from the state into a layer; init is dh itself or nothing.
+  void state_back(i64 layer, P delta, Const init, P dh) const {
+    if (!Extras || !state_mask.at) return linear_back(layer, delta, init, dh);
+    linear_back(layer, delta, nothing(), scratch);
+    each(state_span(), [&](i64 r, i64 j) {
+      V g = get(scratch, r, j) * get(state_mask, r, j);
+      put(dh, r, j, init.at ? get(dh, r, j) + g : g);
+    });
+  }
+
+  // The gradient of a hidden layer's activations, from the deltas of the layer above. With residuals the scratch holds
+  // the gradient of what the map above saw, which is also part of the gradient of what the map below it saw.
+  void hidden_back(i64 layer, P delta) const {
+    P below = delta.from(plan.layer[layer].delta);
+    if (!Extras || !(plan.residual || hidden_mask.at)) return linear_back(layer + 1, delta, nothing(), below);
+    const i64 span = plan.span(plan.layer[layer].width);
+    const Const mask = mask_into(layer + 1);
+    P g = plan.residual ? scratch : below;
+    linear_back(layer + 1, delta, plan.residual && layer + 2 < plan.layers ? fixed(g) : nothing(), g);
+    if (mask.at)
+      each(span, [&](i64 r, i64 j) { put(below, r, j, get(g, r, j) * get(mask, r, j)); });
+    else
+      each(span, [&](i64 r, i64 j) { put(below, r, j, get(g, r, j)); });
   }
 
   // --- Activations: in place; a slope that the output does not tell is kept in the slot behind it. ---
@@ -133,10 +192,12 @@ class Transition {
 
   void dmu(P h, Const projected, P record) const {
     const i64 last = plan.layers - 1, span = state_span();
-    linear(0, fixed(h), projected, record);
+    Const in = seen(0, fixed(h), nothing(), scratch);
+    linear(0, in, projected, record);
     for (i64 l = 1; l <= last; l++) {
       activate(plan.layer[l - 1], record);
-      linear(l, fixed(record.from(plan.layer[l - 1].record)), maps.bias(l), record);
+      in = seen(l, fixed(record.from(plan.layer[l - 1].record)), in, scratch);
+      linear(l, in, maps.bias(l), record);
     }
     P z = record.from(plan.layer[last].record), candidate = z.from(span);
     each(span, [&](i64 r, i64 j) {
@@ -159,12 +220,11 @@ class Transition {
       put(dn, r, j, g * keep.shut * (T(1) - n * n));
       put(dh, r, j, g * keep.open);
     });
-    for (i64 l = last; l >= 1; l--) {
-      P below = delta.from(plan.layer[l - 1].delta);
-      linear_back(l, delta, nothing(), below);
-      activate_back(plan.layer[l - 1], record, below);
+    for (i64 l = last - 1; l >= 0; l--) {
+      hidden_back(l, delta);
+      activate_back(plan.layer[l], record, delta.from(plan.layer[l].delta));
     }
-    linear_back(0, delta, fixed(dh), dh);
+    state_back(0, delta, fixed(dh), dh);
   }
 
   // --- Recurrent highway: slots candidate, transform of every layer; its state is kept for the next. ---
@@ -173,7 +233,7 @@ class Transition {
     const i64 span = state_span();
     for (i64 l = 0; l < plan.layers; l++) {
       const Layer& at = plan.layer[l];
-      linear(l, fixed(h), l == 0 ? projected : maps.bias(l), record);
+      linear(l, seen(l, fixed(h), nothing(), scratch), l == 0 ? projected : maps.bias(l), record);
       P candidate = record.from(at.record), transform = candidate.from(span), after = record.from(at.aux);
       const bool inner = l + 1 < plan.layers;
       each(span, [&](i64 r, i64 j) {
@@ -202,14 +262,14 @@ class Transition {
         put(dt, r, j, g * (n - get(before, r, j)) * take.slope);
         put(dh, r, j, g * take.shut);
       });
-      linear_back(l, delta, fixed(dh), dh);
+      state_back(l, delta, fixed(dh), dh);
     }
   }
 
   // --- Elman network. ---
 
   void rnn(P h, Const projected, P record) const {
-    linear(0, fixed(h), projected, record);
+    linear(0, seen(0, fixed(h), nothing(), scratch), projected, record);
     activate(plan.layer[0], record);
     P out = record.from(plan.layer[0].record);
     each(state_span(), [&](i64 r, i64 j) { put(h, r, j, get(out, r, j)); });
@@ -218,14 +278,14 @@ class Transition {
   void rnn_back(P dh, Const record, P delta) const {
     each(state_span(), [&](i64 r, i64 j) { put(delta, r, j, get(dh, r, j)); });
     activate_back(plan.layer[0], record, delta);
-    linear_back(0, delta, nothing(), dh);
+    state_back(0, delta, nothing(), dh);
   }
 
   // --- Gated recurrent unit: slots n_x, r, z, n_h. ---
 
   void gru(P h, Const projected, P record) const {
     const i64 span = state_span();
-    linear(0, fixed(h), projected, record);
+    linear(0, seen(0, fixed(h), nothing(), scratch), projected, record);
     P n_x = record.from(plan.layer[0].record), reset = n_x.from(span), z = reset.from(span), n_h = z.from(span);
     each(span, [&](i64 r, i64 j) {
       V folded_r = fold_sigmoid<T>(get(reset, r, j)), folded_z = fold_sigmoid<T>(get(z, r, j));
@@ -252,14 +312,14 @@ class Transition {
       put(dn_h, r, j, dn * open.open);
       put(dh, r, j, g * keep.open);
     });
-    linear_back(0, delta, fixed(dh), dh);
+    state_back(0, delta, fixed(dh), dh);
   }
 
   // --- Long short-term memory: slots i, f, g, o; kept beside them c before the step, tanh(c) after it. ---
 
   void lstm(P h, P c, Const projected, P record) const {
     const i64 span = state_span();
-    linear(0, fixed(h), projected, record);
+    linear(0, seen(0, fixed(h), nothing(), scratch), projected, record);
     P i = record.from(plan.layer[0].record), f = i.from(span), g = f.from(span), o = g.from(span);
     P c_before = record.from(plan.layer[0].aux), c_tanh = c_before.from(span);
     each(span, [&](i64 r, i64 j) {
@@ -292,7 +352,7 @@ class Transition {
       put(d_o, r, j, grad * squashed * out.slope);
       put(dc, r, j, total * forget.open);
     });
-    linear_back(0, delta, nothing(), dh);
+    state_back(0, delta, nothing(), dh);
   }
 };
 

@@ -49,9 +49,6 @@ class Maps {
 
   i64 width_of(const Linear& l) const { return plan.layer[l.layer].width; }
   i64 delta_offset(const Linear& l) const { return plan.layer[l.layer].delta + l.first_slot * plan.span(width_of(l)); }
-  i64 record_offset(const Linear& l) const {
-    return plan.layer[l.layer].record + l.first_slot * plan.span(width_of(l));
-  }
   i64 outputs(const Linear& l) const { return l.slots * width_of(l); }
 
   static i64 whole_panels(i64 columns) { return (columns + panel_width<T> - 1) / panel_width<T> * panel_width<T>; }

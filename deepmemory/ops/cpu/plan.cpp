@@ -32,10 +32,10 @@ Plan::Plan(const Call& c) : call(c) {
   const i64 depth = chain ? 1 + (c.weights - 1 - per_layer) / per_layer : 1;
   auto weight_of = [&](i64 l) { return l == 0 ? 0 : 1 + l * per_layer; };
 
-  i64 widest = d;
+  widest = d;
   for (i64 l = 0; l < depth; l++) {
-    Layer at{d, 2, 0, 0, 0};
-    if (c.cell == kDmu && l + 1 < depth) at = {c.weight[weight_of(l)].rows, 1, 0, 0, 0};
+    Layer at{d, 2, 0, 0, 0, 0};
+    if (c.cell == kDmu && l + 1 < depth) at = {c.weight[weight_of(l)].rows, 1, 0, 0, 0, 0};
     if (c.cell == kRnn) at.slots = 1;
     if (c.cell == kGru || c.cell == kLstm) at.slots = 4;
     layer_list.push_back(at);
@@ -61,21 +61,26 @@ Plan::Plan(const Call& c) : call(c) {
   linear = linear_list.data();
   layers = depth;
   linears = i64(linear_list.size());
+  residual = c.residual && c.cell == kDmu && depth > 2;
+  extras = residual || c.state_mask || c.hidden_mask || c.resets;
 
   previous = 0;
   record = lanes ? span(d) : 0;
-  delta = 0;
+  delta = mask = 0;
   for (i64 l = 0; l < depth; l++) {
     Layer& at = layer_list[l];
+    const bool hidden = c.cell == kDmu && l + 1 < depth;
     i64 kept = 0;  // slots beside the layer's own
     if (c.cell == kLstm) kept = 2;
     if (c.cell == kRhn && l + 1 < depth) kept = 1;
-    if (((c.cell == kDmu && l + 1 < depth) || c.cell == kRnn) && keeps_slope(c.activation)) kept = 1;
+    if ((hidden || c.cell == kRnn) && keeps_slope(c.activation)) kept = 1;
     at.record = record;
     at.aux = record + at.slots * span(at.width);
     record = at.aux + kept * span(at.width);
     at.delta = delta;
     delta += at.slots * span(at.width);
+    at.mask = mask;
+    if (hidden) mask += span(at.width);
   }
   const i64 used = record;
   if (!lanes) {

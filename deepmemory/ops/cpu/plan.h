@@ -35,12 +35,18 @@ struct Call {
     i64 rows;
   };
 
-  i64 is_double, cell, activation, bias, reverse;
+  i64 is_double, cell, activation, bias, reverse, residual;
   i64 runs, steps, batch, inputs, width, threads;
   const void* x;  // (R, T, B, m)
   i64 x_run, x_step, x_row, x_feature;
   const i64* lengths;  // (R, B) or null
   i64 lengths_run;
+  const uint8_t* resets;  // (R, T, B) or null: where the state is zero before the step
+  i64 resets_run;
+  const void* state_mask;  // (R, B, d) or null: factors of the state as weights see it
+  i64 state_mask_run;
+  const void* hidden_mask;  // (R, B, sum of hidden widths) or null: factors of a dmu's hidden layers
+  i64 hidden_mask_run;
   void* y;      // (R, T, B, d)
   void* trace;  // null if nothing is to be saved
   const void* grad_y;  // (R, T, B, d) or null
@@ -58,6 +64,7 @@ struct Layer {
   i64 width, slots;
   i64 record, aux;  // offsets in the record of a step: slots in order, then what the cell keeps beside them
   i64 delta;        // offset in the record of gradients with respect to the slots
+  i64 mask;         // offset in the masks of the hidden layers
 };
 
 struct Linear {
@@ -79,6 +86,10 @@ struct Plan {
   i64 record, delta;  // elements per row and step (per tile and step in lanes)
   i64 unused;         // of them at the end of a record
   i64 previous;       // offset of the state before the step in a record of lanes
+  i64 widest;         // of the state and the layers
+  i64 mask;           // elements per row (per tile in lanes) of the masks of all hidden layers
+  bool residual;      // whether some hidden layer adds to the one before
+  bool extras;        // whether there are masks, residuals or resets
   // Of one run: rows go in tiles, tiles in groups, groups in parts. The weight gradients of a group are one sum, a
   // part goes to one thread.
   i64 tile_rows, tiles, groups, parts;

@@ -19,7 +19,24 @@ void add(i64 count, const T* from, T* to) {
   for (i64 i = 0; i < count; i++) to[i] += from[i];
 }
 
+// Where a map's sums start among those of a group: first its weight's, then its bias's.
 template <class T>
+i64 sums_before(const Plan& plan, i64 linear) {
+  Maps<T> maps(plan);
+  i64 size = 0;
+  for (i64 i = 0; i < linear; i++) size += maps.weight_sums(plan.linear[i]) + maps.bias_sums(plan.linear[i]);
+  return size;
+}
+
+// Whole lines, so that sums lie one behind the other.
+template <class T>
+i64 gradient_size(const Plan& plan) {
+  return plan.padded(sums_before<T>(plan, plan.linears));
+}
+
+// Extras are masks, residuals and resets. Sweeps with and without them are compiled apart: a layer that has none of
+// them does not pay for them.
+template <class T, bool Extras>
 class Sweep {
  public:
   Sweep(const Plan& p, i64 part)
@@ -38,7 +55,7 @@ class Sweep {
     Buffer memory(*this, &Sweep::bind_backward);
     if (!memory.block) return false;
     maps.pack(run, true);
-    const i64 size = gradient_size(plan);
+    const i64 size = gradient_size<T>(plan);
     sums = first;
     for (i64 group = plan.first_group(part); group < plan.first_group(part + 1); group++) {
       std::memset(sums, 0, sizeof(T) * size);
@@ -49,17 +66,6 @@ class Sweep {
         sums += size;
     }
     return true;
-  }
-
-  // Whole lines, so that sums lie one behind the other.
-  static i64 gradient_size(const Plan& plan) { return plan.padded(sums_before(plan, plan.linears)); }
-
-  // Where a map's sums start among those of a group: first its weight's, then its bias's.
-  static i64 sums_before(const Plan& plan, i64 linear) {
-    Maps<T> maps(plan);
-    i64 size = 0;
-    for (i64 i = 0; i < linear; i++) size += maps.weight_sums(plan.linear[i]) + maps.bias_sums(plan.linear[i]);
-    return size;
   }
 
  private:
@@ -84,16 +90,26 @@ class Sweep {
   const Call& call;
   const i64 run, part;
   Maps<T> maps;
-  Transition<T> transition;
+  Transition<T, Extras> transition;
 
   // The tile at hand.
   i64 row0 = 0, rows = 0, tile_index = 0, shortest = 0, longest = 0;
-  const i64* lengths = nullptr;  // of its rows
+  const i64* lengths = nullptr;     // of its rows
+  const uint8_t* resets = nullptr;  // of its rows, at the first step
 
   // Scratch. Panels of a chunk lie one behind the other in the order of time.
   T *h = nullptr, *c = nullptr, *h_kept = nullptr, *c_kept = nullptr;
   T *xs = nullptr, *projected = nullptr, *spare_record = nullptr;
   T *gys = nullptr, *previous = nullptr, *deltas = nullptr, *grad_xs = nullptr, *sums = nullptr;
+  T* seen = nullptr;  // a chunk of inputs of one map, where a mask or a residual alters them
+
+  // A panel for each step of a chunk.
+  template <class A>
+  struct Steps {
+    Panel<A> first;
+    i64 step;
+    Panel<A> at(i64 i) const { return first.from(i * step); }
+  };
 
   // Distances between rows of a panel; a panel of a chunk's step starts `rows` (or one tile) after the last.
   i64 row_ld(i64 elements) const { return plan.lanes ? kLanes : elements; }
@@ -117,9 +133,18 @@ class Sweep {
     for (T** at : all) *at = arena.take<T>(panel_size(state_span()));
   }
 
+  void bind_transition(Arena& arena) {
+    if (!Extras) return;
+    if (call.state_mask) transition.state_mask = state_panel(arena.take<T>(panel_size(state_span())));
+    if (call.hidden_mask && plan.mask) transition.hidden_mask = {arena.take<T>(panel_size(plan.mask)), row_ld(plan.mask)};
+    const i64 span = plan.span(plan.widest);
+    transition.scratch = {arena.take<T>(panel_size(span)), row_ld(span)};
+  }
+
   void bind_forward(Arena& arena) {
     maps.bind(arena, false);
     bind_state(arena);
+    bind_transition(arena);
     xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
     projected = arena.take<T>(plan.chunk * panel_size(layer0_ld()));
     spare_record = call.trace ? nullptr : arena.take<T>(panel_size(plan.record));
@@ -128,6 +153,8 @@ class Sweep {
   void bind_backward(Arena& arena) {
     maps.bind(arena, true);
     bind_state(arena);
+    bind_transition(arena);
+    if (Extras) seen = arena.take<T>(plan.chunk * panel_size(chunk_ld(plan.widest)));
     if (needs_gradient(0)) xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
     if (call.grad_x) grad_xs = arena.take<T>(plan.chunk * panel_size(chunk_ld(call.inputs)));
     gys = arena.take<T>(plan.chunk * panel_size(state_span()));
@@ -144,6 +171,8 @@ class Sweep {
     row0 = tile * plan.tile_rows;
     rows = smaller(plan.tile_rows, call.batch - row0);
     maps.rows = rows;
+    if (Extras) load_masks();
+    if (Extras && call.resets) resets = call.resets + run * call.resets_run + row0;
     shortest = longest = call.steps;
     if (!call.lengths) return;
     lengths = call.lengths + run * call.lengths_run + row0;
@@ -157,6 +186,19 @@ class Sweep {
 
   bool active(i64 r, i64 t) const { return !lengths || t < lengths[r]; }
   bool all_active(i64 t) const { return t < shortest; }
+  bool reset(i64 r, i64 t) const { return resets[t * call.batch + r]; }
+  bool any_reset(i64 t) const {
+    if (!Extras || !resets) return false;
+    const uint8_t* at = resets + t * call.batch;
+    uint64_t any = 0, eight;
+    i64 r = 0;
+    for (; r + 8 <= rows; r += 8) {
+      std::memcpy(&eight, at + r, 8);
+      any |= eight;
+    }
+    for (; r < rows; r++) any |= at[r];
+    return any;
+  }
 
   P record(i64 t) const {
     if (!call.trace) return {spare_record, row_ld(plan.record)};
@@ -214,18 +256,31 @@ class Sweep {
 
   static constexpr i64 kAlways = INT64_MIN;  // a time before every length, negative ones included
 
+  // `width` columns of a tensor (R, B, columns), beginning with column `first`.
+  void load_columns(const void* all, i64 run_stride, i64 columns, i64 first, i64 width, P to) const {
+    const T* from = static_cast<const T*>(all) + run * run_stride + row0 * columns + first;
+    load_rows(from, columns, 1, width, kAlways, to);
+  }
   void load_state(const void* all, i64 run_stride, T* to) const {
-    if (!all) {
+    if (all)
+      load_columns(all, run_stride, call.width, 0, call.width, state_panel(to));
+    else
       std::memset(to, 0, sizeof(T) * panel_size(state_span()));
-      return;
-    }
-    const T* from = static_cast<const T*>(all) + run * run_stride + row0 * call.width;
-    load_rows(from, call.width, 1, call.width, kAlways, state_panel(to));
   }
   void store_state(const T* from, void* all) const {
     if (!all) return;
     T* to = static_cast<T*>(all) + (run * call.batch + row0) * call.width;
     store_rows({from, row_ld(state_span())}, call.width, kAlways, to);
+  }
+
+  void load_masks() const {
+    if (call.state_mask) load_state(call.state_mask, call.state_mask_run, transition.state_mask.at);
+    if (!transition.hidden_mask.at) return;
+    i64 columns = 0, first = 0;
+    for (i64 l = 0; l + 1 < plan.layers; l++) columns += plan.layer[l].width;
+    for (i64 l = 0; l + 1 < plan.layers; first += plan.layer[l++].width)
+      load_columns(call.hidden_mask, call.hidden_mask_run, columns, first, plan.layer[l].width,
+                   transition.hidden_mask.from(plan.layer[l].mask));
   }
 
   void keep(const T* from, T* to) const { std::memcpy(to, from, sizeof(T) * step_of(state_span())); }
@@ -246,16 +301,30 @@ class Sweep {
   // whatever the step made of them (0 * inf is NaN).
   void clear_idle(P panel, i64 elements, i64 t) const {
     if (all_active(t) && (!plan.lanes || rows == kLanes)) return;
+    clear(panel, elements, [&](i64 r) { return !active(r, t); });
+  }
+
+  // Zeroes the chosen rows, and lanes without a row.
+  template <class Rows>
+  void clear(P panel, i64 elements, Rows chosen) const {
     if (!plan.lanes) {
       for (i64 r = 0; r < rows; r++)
-        if (!active(r, t)) std::memset(panel.at + r * panel.ld, 0, sizeof(T) * elements);
+        if (chosen(r)) std::memset(panel.at + r * panel.ld, 0, sizeof(T) * elements);
       return;
     }
     constexpr i64 W = lanes_of<T>;
-    T busy[kLanes];
-    for (i64 r = 0; r < kLanes; r++) busy[r] = r < rows && active(r, t);
+    T busy[kLanes] = {};
+    for (i64 r = 0; r < rows; r++) busy[r] = chosen(r) ? T(0) : T(1);
     for (i64 at = 0; at < elements; at += W)
       store<T>(panel.at + at, load<T>(busy + at % kLanes) > T(0) ? load<T>(panel.at + at) : Vec<T>{});
+  }
+
+  // Zeroes h and c, before a step the state and after its backward pass the gradient, where the step has a reset.
+  void cut(i64 t) const {
+    if (!any_reset(t)) return;
+    auto chosen = [&](i64 r) { return reset(r, t); };
+    clear(state_panel(h), state_span(), chosen);
+    if (call.cell == deepmemory::kLstm) clear(state_panel(c), state_span(), chosen);
   }
 
   void load_x(i64 low, i64 count) const {
@@ -301,6 +370,7 @@ class Sweep {
       keep(h, h_kept);
       if (two) keep(c, c_kept);
     }
+    cut(t);
     P at = record(t);
     if (plan.lanes && call.trace) std::memcpy(at.at + plan.previous, h, sizeof(T) * state_span());
     transition.forward(state_panel(h), state_panel(c), {projected + (t - low) * step_of(ld), row_ld(ld)}, at);
@@ -332,7 +402,7 @@ class Sweep {
 
   // --- Backward. ---
 
-  // The state before step t: y of the step the walk came from, or the start; zero for rows past their length.
+  // The state before step t: y of the step the walk came from, or the start; zero after a reset and past the length.
   void load_previous(i64 t, P to) const {
     const i64 before = call.reverse ? t + 1 : t - 1;
     const T* y = y_at(before);
@@ -343,6 +413,7 @@ class Sweep {
       for (i64 f = call.width; f < plan.padded(call.width); f++) to.at[r * to.ld + f] = T(0);
     }
     clear_idle(to, call.width, t);
+    if (any_reset(t)) clear(to, call.width, [&](i64 r) { return reset(r, t); });
   }
 
   void begin_chunk(i64 low, i64 count) {
@@ -384,10 +455,23 @@ class Sweep {
     P at = record(t), delta{deltas + (t - low) * step_of(plan.delta), row_ld(plan.delta)};
     transition.backward(state_panel(h), state_panel(c), previous_at(t, low), {at.at, at.ld}, delta);
     clear_idle(delta, plan.delta, t);  // nothing flows into a step that did not happen
+    cut(t);
     if (!whole) {
       put_back(h_kept, h, t);
       if (two) put_back(c_kept, c, t);
     }
+  }
+
+  // What a map saw of its inputs at every step of a chunk; `below` is what the map before it saw.
+  Steps<const T> seen_of(const Linear& l, Steps<const T> inputs, Steps<const T> below, i64 low, i64 count) const {
+    if (!transition.alters(l.layer)) return inputs;
+    const i64 ld = chunk_ld(plan.widest);
+    const Steps<T> room{{seen, row_ld(ld)}, step_of(ld)};
+    for (i64 i = 0; i < count; i++) {
+      transition.seen(l.layer, inputs.at(i), below.at(i), room.at(i));
+      clear_idle(room.at(i), plan.lanes ? l.in * kLanes : l.in, low + i);
+    }
+    return {{seen, row_ld(ld)}, room.step};
   }
 
   void end_chunk(i64 low, i64 count) {
@@ -395,12 +479,15 @@ class Sweep {
     const i64 delta_step = step_of(plan.delta), x_ld = chunk_ld(call.inputs);
     const P at = record(low);
     const Const first = previous_at(low, low);
+    Steps<const T> in{{xs, row_ld(x_ld)}, step_of(x_ld)};
     T* to = sums;
     for (i64 i = 0; i < plan.linears; i++) {
       const Linear& l = plan.linear[i];
-      const Const in = i == 0 ? Const{xs, row_ld(x_ld)} : transition.input(l, first, {at.at, at.ld});
-      const i64 in_step = i == 0 ? step_of(x_ld) : plan.lanes || l.layer > 0 ? step_of(plan.record) : step_of(first.ld);
-      if (needs_weight(i)) maps.add_gradient(l, in, in_step, delta, delta_step, count, to);
+      if (i > 0) {
+        const i64 step = plan.lanes || l.layer > 0 ? step_of(plan.record) : step_of(first.ld);
+        in = seen_of(l, {transition.input(l, first, {at.at, at.ld}), step}, in, low, count);
+      }
+      if (needs_weight(i)) maps.add_gradient(l, in.first, in.step, delta, delta_step, count, to);
       to += maps.weight_sums(l);
       if (needs_bias(i)) maps.add_bias_gradient(l, delta, delta_step, count, to);
       to += maps.bias_sums(l);
@@ -438,9 +525,9 @@ void write_gradients(const Plan& plan, i64 run, i64 linear, void* sums, i64 coun
   const Linear& l = plan.linear[linear];
   const Maps<T> maps(plan);
   const i64 width = maps.width_of(l), columns = plan.weight_columns(l);
-  T* all = static_cast<T*>(sums) + Sweep<T>::sums_before(plan, linear);
+  T* all = static_cast<T*>(sums) + sums_before<T>(plan, linear);
   for (i64 group = 1; group < count; group++)
-    add(maps.weight_sums(l) + maps.bias_sums(l), all + group * Sweep<T>::gradient_size(plan), all);
+    add(maps.weight_sums(l) + maps.bias_sums(l), all + group * gradient_size<T>(plan), all);
   const i64 column_span = plan.lanes ? width : plan.span(width);
   T* weight = static_cast<T*>(plan.call.weight[l.weight].grad);
   T* bias = l.bias < 0 ? nullptr : static_cast<T*>(plan.call.weight[l.bias].grad);
@@ -460,9 +547,14 @@ void write_gradients(const Plan& plan, i64 run, i64 linear, void* sums, i64 coun
 
 template <class T>
 constexpr deepmemory::Kernels kernels_of{
-    [](const Plan& plan, i64 part) { return Sweep<T>(plan, part).forward(); },
-    [](const Plan& plan, i64 part, void* sums) { return Sweep<T>(plan, part).backward(static_cast<T*>(sums)); },
-    [](const Plan& plan) { return Sweep<T>::gradient_size(plan); },
+    [](const Plan& plan, i64 part) {
+      return plan.extras ? Sweep<T, true>(plan, part).forward() : Sweep<T, false>(plan, part).forward();
+    },
+    [](const Plan& plan, i64 part, void* sums) {
+      T* first = static_cast<T*>(sums);
+      return plan.extras ? Sweep<T, true>(plan, part).backward(first) : Sweep<T, false>(plan, part).backward(first);
+    },
+    gradient_size<T>,
     write_gradients<T>,
 };
 

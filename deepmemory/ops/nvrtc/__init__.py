@@ -18,7 +18,7 @@ from torch import Tensor
 from deepmemory.ops import hoisted
 from deepmemory.ops.nvrtc import compiler, products
 from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MMA, MOST_WARPS, Plan, Shape, plan
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
 MOST_ROWS = 2**32  # (run, step, sequence), which the kernels count in 32 bits; elements may be more
@@ -38,7 +38,7 @@ def unavailable() -> str | None:
     return None
 
 
-def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
+def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> str | None:
     """Why this engine cannot do this case, or None."""
     if x.device.type != "cuda":
         return f"it runs on NVIDIA GPUs, and the input is on {x.device.type}"
@@ -110,7 +110,7 @@ class Layer(NamedTuple):
 _layers: dict[tuple, Layer] = {}
 
 
-def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> Layer:
+def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> Layer:
     batch, runs, index = x.shape[-2], _runs(x), x.device.index
     if runs * x.shape[-3] * batch >= MOST_ROWS:
         raise RuntimeError(
@@ -118,10 +118,11 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> Layer:
             f"{batch}; give it fewer at a time, or use engine='triton'"
         )
     tensor_cores = x.dtype is not torch.float32 or hoisted.tf32_allowed()
-    key = (rec, x.dtype, weights[1].dtype, tensor_cores, runs, batch, index, *[weight.shape for weight in weights])
+    own = sequences.resets is not None, sequences.state_mask is not None
+    key = (rec, x.dtype, weights[1].dtype, tensor_cores, runs, batch, index, own, *[weight.shape for weight in weights])
     layer = _layers.get(key)
     if layer is None:
-        shape = Shape.of(rec, x.dtype, weights)
+        shape = Shape.of(rec, x.dtype, weights, sequences)
         layout = _layout(shape, tensor_cores, runs, batch, index)
         blocks = -(-batch // layout.rows) * layout.cluster
         features = hoisted.trace_features(rec, weights), hoisted.delta_features(rec, weights)
@@ -151,18 +152,19 @@ def forward(
     x: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     save: bool,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """y (R, T, B, d), final states, trace (empty unless ``save``)."""
-    layer = _layer(rec, x, weights)
+    lengths = sequences.lengths
+    layer = _layer(rec, x, weights, sequences)
     weight, bias = rec.input_weights(weights)
     projected = hoisted.project(x, weight, bias, lengths)
     y = _record(x, layer.shape.hidden_size, lengths)
     trace = _record(x, layer.trace_features, lengths) if save else x.new_empty(0)
     final = [_empty_like(s) for s in state]
     of_weights = _weights_of_the_sweep(rec, layer, x, weights, backward=False)
-    tensors = [*of_weights, projected, *_h_and_c(state), lengths, y, *_h_and_c(final), trace, None, None, None]
+    tensors = [*of_weights, projected, *_h_and_c(state), *sequences, y, *_h_and_c(final), trace, None, None, None]
     _sweep(rec, layer, x, tensors, None, backward=False, save=save)
     return y, final, trace
 
@@ -174,21 +176,22 @@ def backward(
     x: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     y: Tensor,
     trace: Tensor,
     needs: list[bool],
 ) -> list[Tensor | None]:
     """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
-    layer = _layer(rec, x, weights)
+    lengths = sequences.lengths
+    layer = _layer(rec, x, weights, sequences)
     of_state, of_weights = needs[1 : 1 + rec.states], tuple(needs[1 + rec.states :])
     deltas = _record(x, layer.delta_features, lengths)
     grad_state = [_empty_like(s) if needed else None for s, needed in zip(state, of_state, strict=True)]
     matrices = _weights_of_the_sweep(rec, layer, x, weights, backward=True)
-    tensors = [*matrices, None, *_h_and_c(state), lengths, y, *_h_and_c(grad_final), trace, deltas]
+    tensors = [*matrices, None, *_h_and_c(state), *sequences, y, *_h_and_c(grad_final), trace, deltas]
     _sweep(rec, layer, x, [*tensors, *_h_and_c(grad_state)], grad_y, backward=True, save=True)
     grad_x = hoisted.input_gradient(x, weights[0], deltas) if needs[0] else None
-    grads = _weight_gradients(rec, layer, x, state[0], weights, lengths, y, trace, deltas, of_weights)
+    grads = _weight_gradients(rec, layer, x, state[0], weights, sequences, y, trace, deltas, of_weights)
     return [grad_x, *grad_state, *grads]
 
 
@@ -253,7 +256,7 @@ def _weight_gradients(
     x: Tensor,
     h0: Tensor,
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     y: Tensor,
     trace: Tensor,
     deltas: Tensor,
@@ -267,11 +270,11 @@ def _weight_gradients(
         layer.tables[needs] = products.table(rec, weights, runs, needs)
     table = layer.tables[needs]
     if table is None or runs * steps * batch * table.multiplications > products.MOST_MULTIPLICATIONS:
-        return hoisted.weight_gradients(rec, x, h0, weights, lengths, y, trace, deltas, needs)
+        return hoisted.weight_gradients(rec, x, h0, weights, sequences, y, trace, deltas, needs)
     pieces = table.pieces(steps * batch, runs, _device(x.device.index).multiprocessors)
     out = x.new_empty((pieces, table.total), dtype=torch.float32)
     x = x if x.stride(-1) == 1 else x.contiguous()
-    kept = _contiguous([h0, y, trace, lengths])  # until the launch is queued
+    kept = _contiguous([h0, y, trace, *sequences[:3]])  # until the launch is queued
     row = [deltas.data_ptr(), x.data_ptr(), *(0 if t is None else t.data_ptr() for t in kept), out.data_ptr()]
     row += (*_strides(x)[:3], steps, batch, rec.reverse, pieces, table.tiles, table.total, *table.terms)
     kernels = _kernels(layer.shape, layer.layout, True, x.device.index)

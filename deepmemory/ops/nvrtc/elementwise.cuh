@@ -33,14 +33,16 @@ DEVICE float activate(float a) {
     if (ACTIVATION == SILU) return a * sigmoid(a);
     return 0.5f * a * (1.f + erff(a * 0.70710678f));
 }
-DEVICE float slope_at(float a) {  // of silu and gelu, from what goes in
-    const Gate g = gate(a);
-    if (ACTIVATION == SILU) return g.open * (1.f + a * g.shut);
-    return 0.5f * (1.f + erff(a * 0.70710678f)) + a * 0.39894228f * expf(-0.5f * a * a);
+DEVICE float slope_from(float activated) {  // where what came out tells the slope
+    if (ACTIVATION == LEAKY_RELU) return activated > 0.f ? 1.f : 0.01f;
+    if (ACTIVATION == RELU) return activated <= 0.f ? 0.f : 1.f;  // 1 for NaN, as torch's
+    return 1.f - activated * activated;
 }
-DEVICE float slope_from(float saved) {  // from what came out, or the saved slope itself
-    if (ACTIVATION == LEAKY_RELU) return saved > 0.f ? 1.f : 0.01f;
-    if (ACTIVATION == RELU) return saved <= 0.f ? 0.f : 1.f;  // 1 for NaN, as torch's
-    if (ACTIVATION == TANH) return 1.f - saved * saved;
-    return saved;
+DEVICE float slope_at(float a, float activated) {
+    if (ACTIVATION == SILU) {
+        const Gate g = gate(a);
+        return g.open * (1.f + a * g.shut);
+    }
+    if (ACTIVATION == GELU) return 0.5f * (1.f + erff(a * 0.70710678f)) + a * 0.39894228f * expf(-0.5f * a * a);
+    return slope_from(activated);
 }

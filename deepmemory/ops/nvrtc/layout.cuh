@@ -11,6 +11,8 @@
 //   REPEATS       layers of each stage
 //   ROWS          sequences of a cluster
 //   CLUSTER, WARPS, SAVE
+//   RESIDUAL      whether hidden layers of a dmu, from the second on, add to the one before
+//   HIDDEN_MASK, STATE_MASK, RESETS   whether sequences have masks of a dmu's hidden layers, of the state, and resets
 // and for each stage, of the forward sweep and of the backward one:
 //   GROUPS_*      how many groups of a warp's lanes share the rows (exact multiplications)
 //   OUTPUTS_*     outputs of a lane (exact multiplications), or tiles of 16 outputs of a warp (tensor cores), at once
@@ -55,7 +57,7 @@ constexpr int elements_before(int s) { return s <= 0 ? 0 : elements_before(s - 1
 constexpr int OWN = elements(D);
 
 // Places in a step of the trace and of the deltas; hoisted.py gives their order.
-constexpr bool SLOPES = CELL == DMU && (ACTIVATION == SILU || ACTIVATION == GELU);
+constexpr bool SLOPES = CELL == DMU && (ACTIVATION == SILU || ACTIVATION == GELU || RESIDUAL || HIDDEN_MASK);
 constexpr int layers_before(int s) { return s == 0 ? 0 : layers_before(s - 1) + REPEAT[s - 1]; }
 constexpr int widths_before(int s) { return s == 0 ? 0 : widths_before(s - 1) + REPEAT[s - 1] * WIDTH[s - 1]; }
 constexpr int HIDDEN = CELL == DMU ? widths_before(STAGES - 1) : 0;
@@ -76,6 +78,9 @@ struct Arguments {               // every field has 8 bytes: the host sends a ro
     const Value* h0;               // [R, B, D]
     const Value* c0;
     const int64* lengths;          // [R, B] or null
+    const bool* resets;            // [R, T, B] or null: whether the state is zero before a step
+    const Value* state_mask;       // [R, B, D] or null
+    const Value* hidden_mask;      // [R, B, HIDDEN] or null
     Value* y;                      // [R, T, B, D]
     Value* h_n;                    // [R, B, D]; going back the gradient of h_n comes in here, or null
     Value* c_n;

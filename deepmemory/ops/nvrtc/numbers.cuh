@@ -24,6 +24,7 @@ DEVICE float coarse_tanh(float x) {  // 11 bits
     return tanhf(x);
 #endif
 }
+DEVICE unsigned in_lanes(bool flag) { return __ballot_sync(0xffffffffu, flag); }  // bit k is lane k's
 DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
 DEVICE float float_of(unsigned bits) { return __uint_as_float(bits); }
 DEVICE void block_barrier() { __syncthreads(); }

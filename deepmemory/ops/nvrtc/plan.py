@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence
+from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, FULL_LENGTH, Recurrence, Sequences
 
 GATES = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # of a layer that makes a state
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,14 +59,31 @@ class Shape:
     widths: tuple[int, ...]  # output features of each linear layer, gates not counted
     value: torch.dtype = torch.float32  # of x, states, results and records
     weight: torch.dtype = torch.float32
+    residual: bool = False  # hidden layers of a dmu add to the one before
+    hidden_mask: bool = False  # of a dmu's hidden layers
+    state_mask: bool = False
+    resets: bool = False
 
     @classmethod
-    def of(cls, rec: Recurrence, value: torch.dtype, weights: list[Tensor]) -> Shape:
+    def of(
+        cls, rec: Recurrence, value: torch.dtype, weights: list[Tensor], sequences: Sequences = FULL_LENGTH
+    ) -> Shape:
         """Read the shape off a layer's weights, with or without a dimension of runs."""
         d = weights[1].shape[-1]
         deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
         hidden = [weight.shape[-1] for weight, _ in deeper]
-        return cls(rec.cell, rec.activation, d, (*hidden, d), value, weights[1].dtype)
+        return cls(
+            rec.cell,
+            rec.activation,
+            d,
+            (*hidden, d),
+            value,
+            weights[1].dtype,
+            residual=rec.residual,
+            hidden_mask=rec.masked,
+            state_mask=sequences.state_mask is not None,
+            resets=sequences.resets is not None,
+        )
 
     def layers(self) -> Iterator[Layer]:
         """Each linear layer."""
@@ -134,6 +151,10 @@ class Plan:
             "CLUSTER": self.cluster,
             "WARPS": self.warps,
             "SAVE": int(save),
+            "RESIDUAL": int(shape.residual),
+            "HIDDEN_MASK": int(shape.hidden_mask),
+            "STATE_MASK": int(shape.state_mask),
+            "RESETS": int(shape.resets),
         }
         for direction, sweep in ("FORWARD", self.forward), ("BACKWARD", self.backward):
             for name in ("groups", "outputs", "units", "kept", "shared", "early"):

@@ -17,6 +17,8 @@ struct Products {          // as Arguments, a row of int64
     const Value* y;        // [R, T, B, D]
     const Value* trace;    // [R, T, B, TRACE]
     const int64* lengths;  // [R, B] or null
+    const bool* resets;    // [R, T, B] or null
+    const Value* state_mask;  // [R, B, D] or null
     float* out;            // [pieces, total]
     int64 x_run, x_step, x_row;
     int64 steps, batch, reverse;
@@ -44,6 +46,7 @@ struct ProductTile {
     const Value* delta;             // at the row that comes next
     const Value* from;              // what the weight saw is at from[t * step + b * row]
     const Value* start;             // [B, D] the state before a sequence's first step
+    const Value* mask;              // [B, D] through which weights see the state
     int64 step, row;
     int next, end, t, b;            // the row that comes next, also as a time and a sequence
     float next_left[FETCHED], next_right[FETCHED];
@@ -68,6 +71,7 @@ struct ProductTile {
         const int64 all = int64(run) * rows, right = right0 + column;
         delta = p.deltas + (all + next) * DELTAS + term.left + left0 + column;
         start = p.h0 + int64(run) * batch * D + right;
+        mask = p.state_mask + int64(run) * batch * D + right;
         if (term.source == OF_X) {
             from = p.x + run * p.x_run + right, step = p.x_step, row = p.x_row;
         } else if (term.source == OF_STATE) {
@@ -78,6 +82,10 @@ struct ProductTile {
     }
 
     DEVICE float seen() const {
+        const bool of_state = term.source == OF_STATE || (CELL == RHN && term.source == OF_TRACE);
+        return STATE_MASK && of_state ? unmasked() * to_float(mask[b * D]) : unmasked();
+    }
+    DEVICE float unmasked() const {
         if (term.source == OF_ONES) return 1.f;
         if (term.source != OF_TRACE) {
             const int until = int(p.lengths ? p.lengths[run * p.batch + b] : p.steps);
@@ -85,6 +93,7 @@ struct ProductTile {
                 if (t >= until) return 0.f;  // what stands in the padding of x, NaN included, must not get into a sum
             } else {
                 const int before = p.reverse ? t + 1 : t - 1;
+                if (RESETS && p.resets[(int64(run) * p.steps + t) * batch + b]) return 0.f;
                 if (before < 0 || before >= until) return to_float(start[b * D]);
             }
         }

@@ -56,6 +56,14 @@ template <bool BACK> struct Sweep {
         return int64(plane) * WIDTH + (row * WIDTH + feature);
     }
     DEVICE int time(int s) const { return a.reverse ? steps - 1 - s : s; }
+    // Whether the state is zero before step s in the row of this lane; `in_lanes` then tells it of all rows.
+    DEVICE bool fetch_reset(int s) const {
+        const int row = thread_index() % 32;
+        return RESETS && row < rows && s >= begin && s < end && a.resets[at<1>(time(s), row, 0)];
+    }
+    DEVICE float state_mask(int any_row, int feature) const {
+        return STATE_MASK ? to_float(a.state_mask[sequence(smaller(any_row, rows - 1)) * D + feature]) : 1.f;
+    }
 
     // Calls visit(e, row, feature) for each element of `F` features that this thread finishes.
     template <int F, class Visit> DEVICE void for_own(Visit visit) const {
@@ -99,6 +107,9 @@ template <bool BACK> struct Sweep {
 struct Forward : Sweep<false> {
     float h[OWN], c[CELL == LSTM ? OWN : 1];
     float x[elements(features(0)) * gates(0)];  // of the step to come, fetched one step early
+    float mask[STATE_MASK ? OWN : 1];
+    bool reset;  // of the row of this lane before the step to come, fetched one step early
+    float skip[RESIDUAL ? elements(features(0)) : 1];  // the hidden layer before, which the next one adds to
 
     static constexpr int traced(int stage) {  // numbers of an element for the way back
         return is_hidden(stage) ? (SLOPES ? 2 : 1) : CELL == DMU || CELL == RHN ? 2 : CELL == GRU ? 4 : CELL == LSTM ? 5 : 0;
@@ -117,7 +128,15 @@ struct Forward : Sweep<false> {
     template <int STAGE> DEVICE void layer(int s, int t, int k) {  // layer k of a stage
         constexpr int F = features(STAGE), G = gates(STAGE), own = slice(F), count = traced(STAGE);
         float saved[elements(F) * larger(1, count)];  // for the trace
+        float hidden_mask[HIDDEN_MASK && is_hidden(STAGE) ? elements(F) : 1];
+        if constexpr (HIDDEN_MASK && is_hidden(STAGE))
+            for_own<F>([&](int e, int any_row, int feature) {
+                const int64 row = sequence(smaller(any_row, rows - 1));
+                hidden_mask[e] = to_float(a.hidden_mask[row * HIDDEN + widths_before(STAGE) + k * F + feature]);
+            });
         multiply<STAGE>(k);
+        unsigned cut = 0;  // rows whose state is lost after this layer
+        if (RESETS && STAGE == STAGES - 1 && k == layers_of<STAGE> - 1) cut = in_lanes(reset), reset = fetch_reset(s + 2);
         for_own<F>([&](int e, int row, int feature) {
             const bool real = t < until[row];
             float before[G];  // what the gates see
@@ -130,7 +149,12 @@ struct Forward : Sweep<false> {
             float* keep = saved + e * count;
             if constexpr (is_hidden(STAGE)) {
                 keep[0] = activate(before[0]);
-                if (SLOPES) keep[SLOPES] = slope_at(before[0]);
+                if (SLOPES) keep[SLOPES] = slope_at(before[0], keep[0]);
+                if constexpr (HIDDEN_MASK) keep[0] *= hidden_mask[e], keep[SLOPES] *= hidden_mask[e];
+                if constexpr (RESIDUAL) {
+                    if (STAGE > 0) keep[0] += skip[e];
+                    skip[e] = keep[0];
+                }
             } else {
                 const float next = update(e, real, before, keep);
                 h[e] = real ? next : h[e];
@@ -138,13 +162,27 @@ struct Forward : Sweep<false> {
             if constexpr (STAGE == 0 && CELL == GRU) fetch(s + 1, e, row, feature);
         });
         if constexpr (is_hidden(STAGE)) send<F, count>(saved);
-        else send<F>(h);
+        else send_state(cut);
         if (k + 1 < layers_of<STAGE>) fetch_weights<STAGE>(k + 1);
         else fetch_weights<(STAGE + 1) % STAGES>(0);
         // The other warps wait for what was sent: they get it before memory does. Blocks of a cluster wait longer.
         if (CLUSTER > 1) store<STAGE>(t, k, saved);
         all_sent<all_slices(F)>();
         if (CLUSTER == 1) store<STAGE>(t, k, saved);
+        if constexpr (!is_hidden(STAGE)) forget(cut);
+    }
+    // What the weights see of the state: a mask may hide some of it, and where a reset comes next there is nothing.
+    DEVICE void send_state(unsigned cut) {
+        float seen[OWN];
+        for_own<D>([&](int e, int row, int) {
+            seen[e] = RESETS && cut >> row & 1 ? 0.f : STATE_MASK ? h[e] * mask[STATE_MASK ? e : 0] : h[e];
+        });
+        send<D>(seen);
+    }
+    DEVICE void forget(unsigned cut) {
+        for_own<D>([&](int e, int row, int) {
+            if (RESETS && cut >> row & 1) h[e] = 0.f, c[CELL == LSTM ? e : 0] = 0.f;
+        });
     }
     template <int STAGE> DEVICE void stages(int s, int t) {
         if constexpr (layers_of<STAGE> == 1) layer<STAGE>(s, t, 0);
@@ -201,12 +239,16 @@ struct Forward : Sweep<false> {
     }
 
     DEVICE void run_all() {
+        const unsigned cut = RESETS ? in_lanes(fetch_reset(begin)) : 0;
+        reset = fetch_reset(begin + 1);
         for_own<D>([&](int e, int row, int feature) {
             const bool there = in_batch(row);
             h[e] = there ? to_float(a.h0[sequence(row) * D + feature]) : 0.f;
             if (CELL == LSTM) c[e] = there ? to_float(a.c0[sequence(row) * D + feature]) : 0.f;
+            if constexpr (STATE_MASK) mask[e] = state_mask(row, feature);
         });
-        send<D>(h);
+        forget(cut);
+        send_state(cut);
         fetch_weights<0>(0);
         for_own<features(0)>([&](int e, int row, int feature) { fetch(begin, e, row, feature); });
         all_sent<all_slices(D)>();
@@ -225,6 +267,10 @@ struct Backward : Sweep<true> {
     // Of the step to come, fetched one step early: gradient of y, state before the step, gates.
     float grad[OWN], h_before[OWN], values[OWN * VALUES];
     const Value* grad_y[OWN];  // of time 0
+    float mask[STATE_MASK ? OWN : 1];
+    bool reset;    // of the row of this lane before the step to come, fetched one step early
+    unsigned cut;  // rows whose state was lost before this step
+    float of_hidden[RESIDUAL ? elements(features(0)) : 1];  // the gradient of a hidden layer, which the one below adds to
     // Of this step: hidden activations or slopes of a dmu, inner values of an rhn. Those of a stage's last layer are
     // fetched when the step starts, those of the layers before it one layer early.
     static constexpr int LAST = STAGES - 1, INNER = CELL == DMU ? 1 : CELL == RHN ? 3 : 0;
@@ -242,6 +288,7 @@ struct Backward : Sweep<true> {
 
     DEVICE void fetch(int next) {
         const int s = larger(next, 0), t = time(s);
+        reset = fetch_reset(next);
         for_own<D>([&](int e, int any_row, int feature) {
             const int row = smaller(any_row, rows - 1);
             if (a.grad_y) grad[e] = to_float(grad_y[e][t * a.grad_y_step]);
@@ -334,7 +381,12 @@ struct Backward : Sweep<true> {
             float v[VALUES];
 #pragma unroll
             for (int i = 0; i < VALUES; ++i) v[i] = top || INNER < 3 ? values[e * VALUES + i] : below[i];
-            const float g = top ? dh[e] + grad[e] : dh[e], before = top || INNER < 3 ? h_before[e] : below[2];
+            const float g = top ? dh[e] + grad[e] : dh[e];
+            float before = top || INNER < 3 ? h_before[e] : below[2];
+            if (RESETS && (CELL != RHN || layers_before(STAGE) + k == 0) && cut >> row & 1) {
+                before = 0.f;
+                if (CELL == LSTM) v[VALUES - 1] = 0.f;
+            }
             float of_c = dc[CELL == LSTM ? e : 0];
             const float skips = gate_deltas(g, before, v, delta, of_c);
             carry[e] = real ? skips : dh[e];
@@ -361,17 +413,17 @@ struct Backward : Sweep<true> {
         if constexpr (CELL == DMU && STAGES > 1) {
             multiply<STAGE>(k);
             hidden_stages<STAGE - 1>(s, t);
-            for_own<D>([&](int e, int row, int feature) {
-                dh[e] = carry[e] + total<0>(row, feature - rank * slice(D));
-            });
+            for_own<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<0>(e, row, feature); });
         } else {
             if (top) fetch(s - 1);
             else if (layers_of<STAGE> > 1 && k > 0) fetch_inner<STAGE>(s, t, k - 1);
             multiply<STAGE>(k);
-            for_own<D>([&](int e, int row, int feature) {
-                dh[e] = carry[e] + total<STAGE>(row, feature - rank * slice(D));
-            });
+            for_own<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<STAGE>(e, row, feature); });
         }
+    }
+    template <int STAGE> DEVICE float of_state(int e, int row, int feature) const {  // by way of a layer's weights
+        const float seen = total<STAGE>(row, feature - rank * slice(D));
+        return STATE_MASK ? seen * mask[STATE_MASK ? e : 0] : seen;
     }
     template <int STAGE> DEVICE void state_stages(int s, int t) {
         if constexpr (layers_of<STAGE> == 1) state_layer<STAGE>(s, t, 0);
@@ -386,8 +438,13 @@ struct Backward : Sweep<true> {
         constexpr int F = features(STAGE);
         float delta[elements(F)];
         for_own<F>([&](int e, int row, int feature) {
-            const float of_input = total<ABOVE>(row, feature - rank * slice(F));
-            delta[e] = t < until[row] ? of_input * slope_from(inner[elements_before(STAGE) + e]) : 0.f;
+            float gradient = total<ABOVE>(row, feature - rank * slice(F));
+            if constexpr (RESIDUAL) {
+                if (ABOVE < LAST) gradient += of_hidden[e];
+                of_hidden[e] = gradient;
+            }
+            const float known = inner[elements_before(STAGE) + e];
+            delta[e] = t < until[row] ? gradient * (SLOPES ? known : slope_from(known)) : 0.f;
         });
         send<F>(delta);
         fetch_weights<STAGE>(k);
@@ -419,9 +476,16 @@ struct Backward : Sweep<true> {
             grad_y[e] = a.grad_y + run * a.grad_y_run + (first + smaller(row, rows - 1)) * a.grad_y_row +
                         feature * a.grad_y_feature;
             if (CELL == LSTM) dc[e] = there && a.c_n ? to_float(a.c_n[sequence(row) * D + feature]) : 0.f;
+            if constexpr (STATE_MASK) mask[e] = state_mask(row, feature);
         });
         fetch(end - 1);
-        for (int s = end - 1; s >= begin; --s) state_stages<LAST>(s, time(s));
+        for (int s = end - 1; s >= begin; --s) {
+            cut = RESETS ? in_lanes(reset) : 0;
+            state_stages<LAST>(s, time(s));
+            for_own<D>([&](int e, int row, int) {
+                if (RESETS && cut >> row & 1) dh[e] = 0.f, dc[CELL == LSTM ? e : 0] = 0.f;
+            });
+        }
         for_own<D>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;
             if (a.grad_h0) put(a.grad_h0 + sequence(row) * D + feature, dh[e]);

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import hoisted
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences, only_plain_has
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)  # the first with TF32 and bfloat16 on the tensor cores
@@ -38,7 +38,7 @@ def unavailable() -> str | None:
     return None
 
 
-def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
+def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> str | None:
     """Why this engine cannot do this case, or None."""
     wanted = "cpu" if interpreted() else "cuda"
     if x.device.type != wanted:
@@ -54,7 +54,7 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < LEAST_CAPABILITY:
         major, minor = torch.cuda.get_device_capability(x.device)
         return f"the GPU has compute capability {major}.{minor} and 8.0 is the least it needs"
-    return None
+    return only_plain_has(rec, sequences)
 
 
 def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
@@ -64,12 +64,12 @@ def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int,
 
 
 def forward(
-    rec: Recurrence, x: Tensor, state: list[Tensor], weights: list[Tensor], lengths: Tensor | None, save: bool
+    rec: Recurrence, x: Tensor, state: list[Tensor], weights: list[Tensor], sequences: Sequences, save: bool
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """y (R, T, B, d), final states, trace (empty unless ``save``)."""
     if x.dim() == 3:
-        within = None if lengths is None else lengths[None]
-        y, final, trace = forward(rec, x[None], [s[None] for s in state], [w[None] for w in weights], within, save)
+        given = x[None], [s[None] for s in state], [w[None] for w in weights], sequences.with_run()
+        y, final, trace = forward(rec, *given, save)
         return y.squeeze_(0), [f.squeeze_(0) for f in final], trace  # no views: they may be changed in place
 
     from deepmemory.ops.triton import sweeps  # Triton is imported when first used
@@ -77,7 +77,8 @@ def forward(
     weight, bias = rec.input_weights(weights)
     if bias is not None and rec.cell in ("rnn", "lstm"):
         bias = bias + weights[3]
-    return sweeps.forward(rec, hoisted.project(x, weight, bias, lengths), state, weights, lengths, save)
+    projected = hoisted.project(x, weight, bias, sequences.lengths)
+    return sweeps.forward(rec, projected, state, weights, sequences.lengths, save)
 
 
 def backward(
@@ -87,25 +88,25 @@ def backward(
     x: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     y: Tensor,
     trace: Tensor,
     needs: list[bool],
 ) -> list[Tensor | None]:
     """Gradients of x, each state and each weight, None where ``needs`` says nobody asks."""
     if x.dim() == 3:
-        optional = [None if t is None else t[None] for t in (grad_y, lengths, *grad_final)]
-        some = x[None], [s[None] for s in state], [w[None] for w in weights]
-        grads = backward(rec, optional[0], optional[2:], *some, optional[1], y[None], trace, needs)
+        grad_y, *grad_final = (None if t is None else t[None] for t in (grad_y, *grad_final))
+        given = x[None], [s[None] for s in state], [w[None] for w in weights], sequences.with_run()
+        grads = backward(rec, grad_y, grad_final, *given, y[None], trace, needs)
         return [None if g is None else g[0] for g in grads]
 
     from deepmemory.ops.triton import sweeps
 
     ends = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_final, state, strict=True)]
-    deltas, grad_state = sweeps.backward(rec, grad_y, ends, state, weights, lengths, y, trace)
+    deltas, grad_state = sweeps.backward(rec, grad_y, ends, state, weights, sequences.lengths, y, trace)
     of_state, of_weights = needs[1 : 1 + rec.states], needs[1 + rec.states :]
     return [
         hoisted.input_gradient(x, weights[0], deltas) if needs[0] else None,
         *(g if needed else None for g, needed in zip(grad_state, of_state, strict=True)),
-        *hoisted.weight_gradients(rec, x, state[0], weights, lengths, y, trace, deltas, of_weights),
+        *hoisted.weight_gradients(rec, x, state[0], weights, sequences, y, trace, deltas, of_weights),
     ]

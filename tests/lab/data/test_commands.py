@@ -53,9 +53,10 @@ def test_check_reads_and_counts(tiny, monkeypatch):
     assert "spanish: damaged; counted 3 pairs" in result.output
 
 
-def test_check_fails_on_what_is_damaged_or_asked_for_and_missing(tiny):
+def test_check_fails_on_what_is_missing_or_damaged(tiny):
     (tiny / "polymusic/MuseData.mat").unlink()
-    assert invoke("check", "--data", tiny).exit_code == 0
+    assert invoke("check", "--data", tiny).exit_code == 1
+    assert invoke("check", "nottingham", "--data", tiny).exit_code == 0
     result = invoke("check", "musedata", "--data", tiny, "--json")
     assert result.exit_code == 1
     assert json.loads(result.output)["state"] == "missing"

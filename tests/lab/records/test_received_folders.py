@@ -11,11 +11,11 @@ from lab.checkpoints import small, train
 from lab.data.making import served
 from lab.data.test_fetching import BODY, NOTTINGHAM, Pages, serving
 
-from deepmemory.lab import commands
+from deepmemory.lab.cli import results, use
 from deepmemory.lab.data.fetching import fetch
 from deepmemory.lab.records import hold_lock, load_checkpoint, save_checkpoint
 from deepmemory.lab.report import write_report
-from deepmemory.lab.report.tables import figure_name
+from deepmemory.lab.report.words import figure_name
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.training import studies
 from deepmemory.lab.training.progress import PlainLines
@@ -68,7 +68,7 @@ def test_the_name_of_a_search_is_no_path(tmp_path):
     names = ["../../../x", str(tmp_path / "y"), "adding-dmu-0123456789ab", "a/b", "a_b", "<script>alert(1)</script>"]
     searches(out, names)
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
-    commands.report(out, None, as_json=True)
+    results.report(out, as_json=True)
     written = {path for path in tmp_path.rglob("*") if path.is_file()} - before
     assert {path.parent for path in written} == {out / "report"}
     assert len(written) == len(names) + 1
@@ -162,7 +162,7 @@ def test_an_export_refuses_a_link(received, tmp_path, precious):
     target.parent.mkdir()
     target.symlink_to(precious)
     with pytest.raises(LinkError, match="is a link"):
-        commands.export(path, "safetensors", 0, None, None, as_json=False)
+        use.export(path, format="safetensors", run=0)
 
 
 def test_searches_refuse_a_database_that_is_a_link(tmp_path, precious):
@@ -170,7 +170,7 @@ def test_searches_refuse_a_database_that_is_a_link(tmp_path, precious):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "sweeps.sqlite").symlink_to(precious)
     with pytest.raises(LinkError, match=r"sweeps.sqlite is a link"):
-        commands.report(tmp_path / "out", None, as_json=True)
+        results.report(tmp_path / "out", as_json=True)
 
 
 @pytest.mark.parametrize("name", [".Nottingham.mat.part", ".Nottingham.mat.lock"])

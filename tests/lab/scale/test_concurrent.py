@@ -15,7 +15,7 @@ from lab.stories import told
 from deepmemory.lab import __main__, cli
 from deepmemory.lab.records import Records
 from deepmemory.lab.scale import concurrent
-from deepmemory.lab.scale.concurrent import LOGS, PIPES, run_at_once, shared_gpu, take_next
+from deepmemory.lab.scale.concurrent import LOGS, PIPES, run_concurrently, shared_gpu, take_next
 from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.training.progress import PlainLines
 from deepmemory.lab.training.studies import run_studies
@@ -29,8 +29,8 @@ RNN = replace(DMU, cell="rnn", transition=())
 SEEDS = range(2)
 
 
-class Kept(PlainLines):
-    """Keeps what it was told."""
+class Recorder(PlainLines):
+    """A display that records what it was told."""
 
     def __init__(self):
         super().__init__()
@@ -48,13 +48,22 @@ class Kept(PlainLines):
         self.ended.append((setting.cell, len(runs)))
 
 
+def run(settings, out, machine=CPU, display=None, **options):
+    """Two at a time."""
+    display = display or Recorder()
+    return run_concurrently(settings, SEEDS, at_once=2, out=out, machine=machine, display=display, **options)
+
+
 def test_three_studies_two_at_a_time_record_what_one_after_another_would(tmp_path):
-    run_studies([DMU, GRU, RNN], SEEDS, tmp_path / "one", CPU, Kept())
-    display, tracked = Kept(), []
-    followed = run_at_once(
-        2, [DMU, GRU, RNN], SEEDS, tmp_path / "two", CPU, display, lambda s, e: tracked.append((s.cell, e.number))
+    run_studies([DMU, GRU, RNN], SEEDS, tmp_path / "one", CPU, Recorder())
+    display, tracked = Recorder(), []
+    failed = run(
+        [DMU, GRU, RNN],
+        tmp_path / "two",
+        display=display,
+        track=lambda setting, epoch: tracked.append((setting.cell, epoch.number)),
     )
-    assert followed == []
+    assert failed == []
     assert told(tmp_path / "two") == told(tmp_path / "one")
     assert sorted(display.ended) == [("dmu", 2), ("gru", 2), ("rnn", 2)]
     assert display.epochs == 3 * DMU.epochs
@@ -67,14 +76,14 @@ def test_on_a_gpu_a_study_of_another_task_waits(device, tmp_path, monkeypatch):
     other = replace(GRU, task="temporal-order")
     taken = []
 
-    def watched(waiting, tasks):
+    def take(waiting, tasks):
         setting = take_next(waiting, tasks)
         taken.append(setting and setting.task)
         return setting
 
-    monkeypatch.setattr(concurrent, "take_next", watched)
+    monkeypatch.setattr(concurrent, "take_next", take)
     # Without a GPU the two that ask for one fail, one after the other all the same.
-    run_at_once(2, [DMU, other], SEEDS, tmp_path, replace(CPU, device=device), Kept())
+    run([DMU, other], tmp_path, replace(CPU, device=device))
     begun = [task for task in taken if task]
     assert begun == ["adding", "temporal-order"]
     together = taken[:2] == begun
@@ -95,12 +104,12 @@ def test_of_those_that_wait_the_first_of_a_task_is_taken():
 def test_a_study_that_fails_leaves_the_others_alone(tmp_path):
     impossible = Setting("polymusic", hidden=(3,), epochs=1)
     machine = replace(CPU, data=str(tmp_path / "nothing"))
-    (line,) = run_at_once(2, [impossible, GRU], SEEDS, tmp_path, machine, Kept())
+    (line,) = run([impossible, GRU], tmp_path, machine)
     assert line.startswith("polymusic dmu: ")
     assert {key for key, _ in told(tmp_path)} == {GRU.key}
 
 
-class Killing(Kept):
+class Killing(Recorder):
     """Kills the first worker that reports an epoch of the DMU."""
 
     def epoch(self, setting, epoch, training):
@@ -114,24 +123,24 @@ class Killing(Kept):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds its children in Linux's /proc")
-def test_a_worker_that_is_killed_is_named_and_the_same_call_goes_on(tmp_path):
+def test_a_worker_that_is_killed_is_named_and_the_same_call_resumes(tmp_path):
     long = replace(DMU, epochs=40)
-    lost = run_at_once(2, [long], SEEDS, tmp_path / "killed", CPU, Killing())
-    assert lost == ["adding dmu: its process died (-9)"]
-    assert run_at_once(2, [long], SEEDS, tmp_path / "killed", CPU, Kept()) == []
-    run_studies([long], SEEDS, tmp_path / "whole", CPU, Kept())
+    failed = run([long], tmp_path / "killed", display=Killing())
+    assert failed == ["adding dmu: its process died (-9)"]
+    assert run([long], tmp_path / "killed") == []
+    run_studies([long], SEEDS, tmp_path / "whole", CPU, Recorder())
     assert told(tmp_path / "killed") == told(tmp_path / "whole")
 
 
 def test_studies_that_share_a_device_share_its_time(tmp_path):
-    run_studies([GRU], SEEDS, tmp_path / "alone", CPU, Kept())
-    run_studies([GRU], SEEDS, tmp_path / "shared", CPU, Kept(), sharers=lambda: 1000)
+    run_studies([GRU], SEEDS, tmp_path / "alone", CPU, Recorder())
+    run_studies([GRU], SEEDS, tmp_path / "shared", CPU, Recorder(), sharers=lambda: 1000)
     alone, shared = (Records(tmp_path / name).studies()[0].runs[0].seconds for name in ("alone", "shared"))
     assert 0 < shared < alone / 10
 
 
 def test_time_left_counts_that_studies_run_at_the_same_time():
-    display = Kept()
+    display = Recorder()
     display.plan([DMU, GRU, RNN], SEEDS, 3)
     for study in display.studies.values():
         study.epoch, study.seconds, study.epochs_timed = 1, 10.0, 1
@@ -198,10 +207,10 @@ def test_stopped_by_hand_every_process_ends_in_good_order(tmp_path):
             seen.add(json.loads(process.stdout.readline())["cell"])
         for _ in range(2):
             os.killpg(process.pid, signal.SIGINT)
-            time.sleep(0.01)
+            time.sleep(0.01)  # two signals at the same moment would be one
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopped; every finished epoch is saved" in errors
+    assert "every finished epoch is saved" in errors
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.glob("records*")] == ["records.sqlite"]
     assert len(told(tmp_path)) == 2
@@ -214,7 +223,7 @@ def test_a_second_interruption_asks_for_patience_and_a_third_ends_the_command(mo
     with pytest.raises(KeyboardInterrupt):
         __main__.interrupt(signal.SIGINT, None)
     __main__.interrupt(signal.SIGINT, None)
-    assert "stopping already; Ctrl-C once more ends the command at once" in capfd.readouterr().err
+    assert "Ctrl-C once more" in capfd.readouterr().err
     assert not ended
     __main__.interrupt(signal.SIGINT, None)
     assert ended == [130]

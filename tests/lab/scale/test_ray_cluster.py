@@ -21,8 +21,8 @@ from ray.cluster_utils import Cluster
 from deepmemory.lab import cli, paper
 from deepmemory.lab.records import RUNNING, SPENT, Records
 from deepmemory.lab.scale import ray_cluster
-from deepmemory.lab.scale.ray_cluster import Driver, Share, Trained, cut, run_on_ray
-from deepmemory.lab.settings import Machine, Setting
+from deepmemory.lab.scale.ray_cluster import Driver, EpochFinished, divide, group_size, run_on_ray
+from deepmemory.lab.settings import Launcher, Machine, Setting
 from deepmemory.lab.training.progress import PlainLines
 from deepmemory.lab.training.studies import recorded_runs, run_studies
 
@@ -34,7 +34,7 @@ TINY = Setting(
     transition=(3,), hidden=(3,), min_length=24, max_length=26, batch=4, steps=2, epochs=8, validation=8, test=8
 )
 GRU = replace(TINY, cell="gru", transition=())
-PAIRS = Share(runs=2)
+PAIRS = Launcher("ray", group=2)
 ROOT = Path(__file__).parents[3]
 QUICK_TO_NOTICE = {
     "health_check_initial_delay_ms": 0,
@@ -59,8 +59,8 @@ def cluster():
     gc.collect()  # what Ray leaves open is its own; nobody else's test should hear of it
 
 
-class Watched(PlainLines):
-    """Keeps what was said, and acts on news."""
+class Recorder(PlainLines):
+    """A display that records what it was told."""
 
     def __init__(self):
         super().__init__()
@@ -70,19 +70,24 @@ class Watched(PlainLines):
         self.said.append(text)
 
 
+def run(settings, out, display=None, launcher=PAIRS, seeds=range(4), **options):
+    display = display or PlainLines()
+    return run_on_ray(settings, seeds, out=out, machine=CPU, launcher=launcher, display=display, **options)
+
+
 @pytest.fixture
-def on_news(monkeypatch):
-    """Call ``act(job, news)`` after the driver has taken news."""
-    original = Driver.take
+def after_message(monkeypatch):
+    """Call ``act(job, message)`` after the driver has recorded a message."""
+    original = Driver.record
 
-    def watch(act):
-        def take(self, job, news):
-            original(self, job, news)
-            act(job, news)
+    def install(act):
+        def record(self, job, message):
+            original(self, job, message)
+            act(job, message)
 
-        monkeypatch.setattr(Driver, "take", take)
+        monkeypatch.setattr(Driver, "record", record)
 
-    return watch
+    return install
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +101,7 @@ def undisturbed(tmp_path_factory):
 
 def test_a_cluster_tells_what_one_machine_tells_and_knows_who_computed(cluster, tmp_path, undisturbed):
     tracked = []
-    lost = run_on_ray(
-        [TINY, GRU], range(4), tmp_path, CPU, PlainLines(), lambda *epoch: tracked.append(epoch), share=PAIRS
-    )
-    assert lost == []
+    assert run([TINY, GRU], tmp_path, track=lambda *epoch: tracked.append(epoch)) == []
     assert told(tmp_path) == undisturbed
     assert len(tracked) == 2 * 2 * TINY.epochs
     records = Records(tmp_path)
@@ -107,21 +109,21 @@ def test_a_cluster_tells_what_one_machine_tells_and_knows_who_computed(cluster, 
     assert {session["device"] for session in records.sessions().values()} == {"cpu"}
     records.close()
     assert len(list(tmp_path.glob("checkpoints/*/*.safetensors"))) == 4
-    # What is there is neither trained again here nor there, and goes on in either place.
+    # What is recorded is not trained again, neither here nor on the cluster.
     run_studies([TINY, GRU], range(4), tmp_path, CPU, PlainLines())
-    assert run_on_ray([TINY, GRU], range(4), tmp_path, CPU, PlainLines(), share=PAIRS) == []
+    assert run([TINY, GRU], tmp_path) == []
     assert told(tmp_path) == undisturbed
 
 
-def test_a_killed_worker_and_a_lost_node(cluster, tmp_path, undisturbed, on_news):
+def test_a_killed_worker_and_a_lost_node(cluster, tmp_path, undisturbed, after_message):
     """Both in one study: a worker by SIGKILL, then a node with all that runs on it; the other node takes over."""
     deaths, resumed = set(), []
 
-    def disturb(job, news):
+    def disturb(job, message):
         process, node = re.search(r"process (\d+) .*node (\w+)", job.worker).groups()
-        if isinstance(news, ray_cluster.Begun):
-            resumed.append(news.epoch)
-        elif isinstance(news, Trained) and news.epoch.number == 3:
+        if isinstance(message, ray_cluster.Started):
+            resumed.append(message.epoch)
+        elif isinstance(message, EpochFinished) and message.epoch.number == 3:
             if node == cluster.head_node.node_id and "worker" not in deaths:
                 deaths.add("worker")
                 os.kill(int(process), signal.SIGKILL)
@@ -129,12 +131,12 @@ def test_a_killed_worker_and_a_lost_node(cluster, tmp_path, undisturbed, on_news
                 deaths.add("node")
                 cluster.remove_node(*cluster.worker_nodes, allow_graceful=False)
 
-    on_news(disturb)
-    display = Watched()
-    assert run_on_ray([TINY, GRU], range(4), tmp_path, CPU, display, share=PAIRS) == []
+    after_message(disturb)
+    display = Recorder()
+    assert run([TINY, GRU], tmp_path, display) == []
     assert deaths == {"worker", "node"}
     assert any(epoch >= 1 for epoch in resumed)  # a group may have run ahead of its node and ended
-    assert any("its worker died" in text and "goes on from epoch" in text for text in display.said)
+    assert any("its worker died" in text and "resumes from epoch" in text for text in display.said)
     assert len(display.said) >= 1  # a worker whose node is lost may live just long enough to end its group
     assert told(tmp_path) == undisturbed
 
@@ -143,7 +145,7 @@ def test_a_poisoned_group_is_given_up_and_the_rest_finishes(cluster, tmp_path, u
     """The checkpoint of one group is not of this model, as a group that fails wherever it goes."""
     run_studies([replace(TINY, epochs=2)], range(2), tmp_path, CPU, PlainLines())
     (path,) = tmp_path.glob("checkpoints/*/*.safetensors")
-    display = Watched()
+    display = Recorder()
     original = ray_cluster.Driver.submit
 
     def submit(self, job):
@@ -153,15 +155,15 @@ def test_a_poisoned_group_is_given_up_and_the_rest_finishes(cluster, tmp_path, u
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_cluster.Driver, "submit", submit)
-        (lost,) = run_on_ray([TINY, GRU], range(4), tmp_path, CPU, display, share=PAIRS)
-    assert lost.startswith("adding dmu, seeds 0 to 1: ")
+        (failed,) = run([TINY, GRU], tmp_path, display)
+    assert failed.startswith("adding dmu, seeds 0 to 1: ")
     assert sum("seeds 0 to 1" in text for text in display.said) == ray_cluster.ATTEMPTS
     assert display.said[-1].endswith("given up")
     story = told(tmp_path)
     assert {key: story[key] for key in undisturbed if key[1] > 1 or key[0] == GRU.key} == {
         key: undisturbed[key] for key in undisturbed if key[1] > 1 or key[0] == GRU.key
     }
-    assert run_on_ray([TINY, GRU], range(4), tmp_path, CPU, display, share=PAIRS) == []
+    assert run([TINY, GRU], tmp_path, display) == []
     assert told(tmp_path) == undisturbed
 
 
@@ -178,7 +180,7 @@ def test_the_command(cluster, tmp_path, monkeypatch, capsys, undisturbed):
 
 def test_what_no_node_has_is_said(cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(ray_cluster, "PATIENCE", 0.2)
-    display = Watched()
+    display = Recorder()
 
     def stop_waiting(text):
         display.said.append(text)
@@ -186,8 +188,9 @@ def test_what_no_node_has_is_said(cluster, tmp_path, monkeypatch):
 
     display.say = stop_waiting
     with pytest.raises(KeyboardInterrupt):
-        run_on_ray([TINY], range(2), tmp_path, CPU, display, share=Share(cpus=99, gpus=1))
-    assert display.said == ["waiting: no node of the cluster has the 99 CPUs and 1 GPUs that a group asks for"]
+        run([TINY], tmp_path, display, Launcher("ray", cpus=99, gpus=1))
+    (said,) = display.said
+    assert "99 CPUs and 1 GPUs" in said
 
 
 def test_runs_whose_last_epoch_is_recorded_are_not_handed_out(tmp_path):
@@ -197,10 +200,10 @@ def test_runs_whose_last_epoch_is_recorded_are_not_handed_out(tmp_path):
 
     def seeds_to_train(of):
         known = {run.seed: run for run in recorded_runs(records, of)}
-        return [job.seeds for job in cut(records, of, range(3), known, 9, said.append)]
+        return [job.seeds for job in divide(records, of, range(3), known, 9, said.append)]
 
     assert seeds_to_train(setting) == [[2]]
-    assert said == ["pixel-mnist dmu: no checkpoint for seeds [0, 1]; finished from the records"]
+    assert "seeds [0, 1]; finished from the records" in said[0]
     assert {run.state for run in recorded_runs(records, setting)} == {SPENT}
     assert seeds_to_train(replace(setting, lr=0.5)) == [[0, 1, 2]]
     records.close()
@@ -208,11 +211,11 @@ def test_runs_whose_last_epoch_is_recorded_are_not_handed_out(tmp_path):
 
 def test_groups_are_even_and_a_gpu_takes_all(tmp_path):
     records = Records(tmp_path, write=True)
-    jobs = cut(records, TINY, range(51), {}, ray_cluster.fitting_runs(Share(), 51), print)
+    jobs = divide(records, TINY, range(51), {}, group_size(Launcher("ray"), 51), print)
     assert sorted(len(job.seeds) for job in jobs) == [12, 13, 13, 13]
     assert sorted(seed for job in jobs for seed in job.seeds) == list(range(51))
     assert len({job.path for job in jobs}) == 4
-    assert len(cut(records, TINY, range(51), {}, ray_cluster.fitting_runs(Share(gpus=1), 51), print)) == 1
+    assert len(divide(records, TINY, range(51), {}, group_size(Launcher("ray", gpus=1), 51), print)) == 1
     records.close()
 
 
@@ -220,13 +223,7 @@ def test_groups_are_even_and_a_gpu_takes_all(tmp_path):
 def test_a_cluster_that_is_not_there_is_named(tmp_path, monkeypatch, address):
     monkeypatch.setattr(ray_cluster.ray, "is_initialized", lambda: False)
     with pytest.raises(ValueError, match=f"no Ray cluster at {address}"):
-        run_on_ray([TINY], range(2), tmp_path, CPU, PlainLines(), address=address)
-
-
-@pytest.mark.parametrize("amount", [float("nan"), float("inf"), -1.0])
-def test_a_share_is_a_number(amount):
-    with pytest.raises(ValueError, match="--gpus should be a number from 0 on, got"):
-        Share(gpus=amount)
+        run([TINY], tmp_path, launcher=Launcher("ray", address=address))
 
 
 LISTENS = """
@@ -258,7 +255,7 @@ def test_a_ray_that_listens_to_others_is_told_of(monkeypatch):
     monkeypatch.setattr(ray_cluster.ray.util, "get_node_ip_address", lambda: "192.0.2.7")
     said = []
     ray_cluster.connect(None, said.append)
-    assert "listens on 192.0.2.7 and may run code for whoever can connect" in said[0]
+    assert "listens on 192.0.2.7" in said[0]
 
 
 def test_without_ray_the_command_says_what_to_install(tmp_path):

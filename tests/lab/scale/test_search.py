@@ -21,13 +21,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-pytest.importorskip("optuna", reason="searching needs Optuna: pip install 'deepmemory[sweep]'")
+pytest.importorskip("optuna", reason="the search needs Optuna: pip install 'deepmemory[search]'")
 
 from optuna.trial import TrialState
 
 from deepmemory.lab import cli
-from deepmemory.lab.scale import search as module
-from deepmemory.lab.scale.search import SPACES, Range, parse_space, run_sweep
+from deepmemory.lab.scale.search import SPACES, Range, parse_space, results, run, searches_in, storage, trials
+from deepmemory.lab.scale.search.space import grid_points
 from deepmemory.lab.settings import Machine, Setting, change
 from deepmemory.lab.training import loop
 from deepmemory.lab.training.progress import PlainLines
@@ -46,10 +46,16 @@ LR = parse_space("lr=log:1e-3..1e-1")
 @pytest.fixture
 def search(tmp_path):
     def search(space=LR, out="out", **options):
-        return run_sweep(TINY, space, [0], tmp_path / out, CPU, PlainLines(), **options)
+        where = {"out": tmp_path / out, "machine": CPU, "display": PlainLines()}
+        return run.run_search(TINY, space, seeds=[0], **where, **options)
 
     search.out = tmp_path / "out"
     return search
+
+
+def opened(out, space=LR, sampler="tpe"):
+    """The study of the same search, for another worker."""
+    return run.open_search(TINY, space, seeds=[0], out=out, sampler=sampler)
 
 
 def drawn(study):
@@ -75,7 +81,7 @@ def test_shipped_spaces_hold_the_papers_rates(name):
     if name == "paper-grid":
         rates = {lr for cells in paper.SYNTHETIC.values() for _, lr in cells.values()}
         assert rates == {float(rate) for rate in space["lr"]}
-    for point in module.grid_points(space) if "random" not in name else []:
+    for point in grid_points(space) if "random" not in name else []:
         change(TINY, point)
 
 
@@ -92,12 +98,12 @@ def test_the_guide_names_every_shipped_space():
         ("lr=", "a space is NAME=LOW..HIGH"),
         ("rate=1..2", "'rate' cannot be searched; choose from hidden"),
         ("epochs=1..2", "'epochs' cannot be searched"),
-        ("lr=1..2,lr=2..3", "'lr' comes twice"),
-        ("lr=2..1", "no range of numbers"),
-        ("lr=log:0..1", "no range of numbers"),
-        ("lr=nan..1", "no range of numbers"),
-        ("lr=1..2..3", "no range of numbers"),
-        ("activation=1..2", "no range of numbers"),
+        ("lr=1..2,lr=2..3", "'lr' is given twice"),
+        ("lr=2..1", "not a range of numbers"),
+        ("lr=log:0..1", "not a range of numbers"),
+        ("lr=nan..1", "not a range of numbers"),
+        ("lr=1..2..3", "not a range of numbers"),
+        ("activation=1..2", "not a range of numbers"),
         ("batch=1.5..4", "batch takes whole numbers"),
         ("batch=1||2", "empty choice"),
     ],
@@ -150,21 +156,21 @@ def losing(monkeypatch, losses):
     monkeypatch.setattr(loop, "finish_epoch", finish)
 
 
-def test_trials_that_lag_behind_are_cut_short(search, monkeypatch):
+def test_bad_trials_are_stopped_early(search, monkeypatch):
     losing(monkeypatch, lambda lr: lr)
     study = search(parse_space("lr=0.01|0.02|0.03|0.04|0.05|0.9|0.015"), sampler="grid")
     states = {float(trial.params["lr"]): (trial.state, trial.last_step) for trial in study.get_trials()}
     assert states[0.9] == (TrialState.PRUNED, 1)
     assert states[0.015] == (TrialState.COMPLETE, 2)
     assert study.best_value == pytest.approx(0.01)
-    assert [row["lr"] for row in module.table(study)][-1] == "0.9"
+    assert [row["lr"] for row in results.table(study)][-1] == "0.9"
 
 
 def test_a_trial_whose_loss_is_no_number_is_the_worst(search, monkeypatch):
     losing(monkeypatch, lambda lr: math.nan if lr > 0.015 else lr)
     study = search(parse_space("lr=0.02|0.01"), sampler="grid")
     assert [trial.value for trial in study.get_trials()] == [math.inf, pytest.approx(0.01)]
-    assert module.draw(study) is not None
+    assert results.draw(study) is not None
 
 
 def test_a_trial_that_fails_is_tried_again_then_given_up_and_the_rest_goes_on(search, monkeypatch, capsys):
@@ -178,14 +184,15 @@ def test_a_trial_that_fails_is_tried_again_then_given_up_and_the_rest_goes_on(se
 
     monkeypatch.setattr(loop, "finish_epoch", finish)
     study = search(parse_space("lr=0.01|0.02|0.03"), sampler="grid")
-    assert len(failures) == module.ATTEMPTS
+    assert len(failures) == trials.ATTEMPTS
     assert [params["lr"] for params, _ in drawn(study)] == ["0.01", "0.03"]
-    counted, again, lost = module.tally(study.get_trials())
-    assert (counted, again, [trial.params["lr"] for trial in lost]) == (3, [], ["0.02"])
+    counts = trials.count_trials(study.get_trials())
+    assert (counts.counted, counts.to_retry) == (3, [])
+    assert [trial.params["lr"] for trial in trials.failed_trials(study)] == ["0.02"]
     assert "failed (no room)" in capsys.readouterr().out
 
 
-def test_stopped_by_hand_a_trial_goes_on_from_its_checkpoint(search, monkeypatch):
+def test_stopped_by_hand_a_trial_resumes_from_its_checkpoint(search, monkeypatch):
     undisturbed = drawn(search(out="undisturbed", sampler="random", trials=2))
     original, epochs = loop.finish_epoch, []
 
@@ -208,8 +215,8 @@ def test_stopped_by_hand_a_trial_goes_on_from_its_checkpoint(search, monkeypatch
 WORKER = """
 import sys
 from deepmemory.lab import cli
-from deepmemory.lab.scale import search as module
-module.HEARTBEAT, module.SILENCE, module.POLL = 1, 3, 0.2
+from deepmemory.lab.scale.search import run, storage
+storage.HEARTBEAT, storage.SILENCE, run.POLL = 1, 3, 0.2
 cli.main()
 """
 
@@ -246,17 +253,17 @@ def share_a_search(tmp_path, storage):
 
 def test_workers_share_a_search_in_sqlite(tmp_path):
     share_a_search(tmp_path, [])
-    (study,) = module.sweeps_in(module.default_storage(tmp_path / "a"))
-    trials = study.get_trials()
-    (heir, *_) = [trial for trial in trials if "retries" in trial.user_attrs]
-    dead = trials[heir.user_attrs["retries"]]
+    (study,) = searches_in(storage.default_storage(tmp_path / "a"))
+    all_trials = study.get_trials()
+    (heir, *_) = [trial for trial in all_trials if "retries" in trial.user_attrs]
+    dead = all_trials[heir.user_attrs["retries"]]
     assert dead.state == TrialState.FAIL
     assert heir.params == dead.params
 
 
 def test_no_two_workers_take_the_same_trial(tmp_path):
     """Both look at once, over and over: SQLite by itself lets both of them have what they see."""
-    studies = [module.open_sweep(TINY, LR, [0], tmp_path) for _ in range(2)]
+    studies = [opened(tmp_path) for _ in range(2)]
     for _ in range(40):
         studies[0].enqueue_trial({"lr": 0.01}, skip_if_exists=False)
     taken, together = [], threading.Barrier(2)
@@ -281,12 +288,12 @@ def ask(study):
 
 def test_a_worker_waits_for_the_trial_that_another_takes_while_it_looks(search, monkeypatch):
     space = parse_space("lr=0.01|0.02")
-    other = module.open_sweep(TINY, space, [0], search.out, "grid")
-    original, taken = module.tally, []
+    other = opened(search.out, space, "grid")
+    original, taken = trials.count_trials, []
 
-    def tally(trials):  # called right after a look at the trials
-        seen = original(trials)
-        if not taken and [trial.state for trial in trials] == [TrialState.COMPLETE, TrialState.WAITING]:
+    def count(known):  # called right after a look at the trials
+        seen = original(known)
+        if not taken and [trial.state for trial in known] == [TrialState.COMPLETE, TrialState.WAITING]:
             taken.append(ask(other))
         return seen
 
@@ -294,8 +301,8 @@ def test_a_worker_waits_for_the_trial_that_another_takes_while_it_looks(search, 
         taken[0].suggest_categorical("lr", space["lr"])
         other.tell(taken[0], 0.5)
 
-    monkeypatch.setattr(module, "tally", tally)
-    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(run, "count_trials", count)
+    monkeypatch.setattr(run, "time", SimpleNamespace(sleep=sleep))
     study = search(space, sampler="grid")
     assert [params["lr"] for params, _ in drawn(study)] == ["0.01", "0.02"]
     assert drawn(study)[1][1] == 0.5
@@ -305,7 +312,7 @@ def test_a_worker_waits_for_the_trial_that_another_takes_while_it_looks(search, 
 def test_a_worker_that_died_before_it_knew_all_settings_takes_no_point_with_it(search, known):
     gammas = ["0.5", "0.6", "0.7", "0.8", "0.9", "1.0"]
     space = parse_space(f"lr=0.01,gamma={'|'.join(gammas)}")
-    study = module.open_sweep(TINY, space, [0], search.out, "grid")
+    study = opened(search.out, space, "grid")
     study.enqueue_trial({"lr": "0.01", "gamma": "0.8"}, {"point": 3})
     dead = ask(study)
     for name in known:
@@ -316,7 +323,7 @@ def test_a_worker_that_died_before_it_knew_all_settings_takes_no_point_with_it(s
 
 def test_a_point_that_two_workers_queued_is_trained_once_though_one_of_them_dies(search):
     space = parse_space("lr=0.01|0.02")
-    study = module.open_sweep(TINY, space, [0], search.out, "grid")
+    study = opened(search.out, space, "grid")
     for _ in range(2):
         study.enqueue_trial({"lr": "0.01"}, {"point": 0})
     dead = ask(study)
@@ -329,7 +336,7 @@ def test_a_point_that_two_workers_queued_is_trained_once_though_one_of_them_dies
 def test_fewer_trials_than_before_end_what_was_begun(search, known):
     """A call for all points, of which one fails and the others are trained, then a call for the first point alone."""
     space = parse_space("lr=0.01|0.02")
-    study = module.open_sweep(TINY, space, [0], search.out, "grid")
+    study = opened(search.out, space, "grid")
     failed = "0.02" if known else "0.01"
     for place, lr in enumerate(space["lr"]):
         study.enqueue_trial({"lr": lr}, {"point": place})
@@ -341,12 +348,12 @@ def test_fewer_trials_than_before_end_what_was_begun(search, known):
 
 
 def test_no_trial_is_made_up_for_one_that_is_about_to_be_tried_again(search):
-    study = module.open_sweep(TINY, LR, [0], search.out)
+    study = opened(search.out)
     dead, new = ask(study), ask(study)
     dead.suggest_float("lr", 1e-3, 1e-1)
     study.tell(dead, state=TrialState.FAIL)
-    assert module.is_surplus(study.get_trials(), new.number, total=1)
-    assert not module.is_surplus(study.get_trials(), new.number, total=2)
+    assert trials.is_surplus(study.get_trials(), new.number, total=1)
+    assert not trials.is_surplus(study.get_trials(), new.number, total=2)
 
 
 def test_a_worker_that_was_taken_for_dead_goes_on_with_the_next_trial(search, monkeypatch, capsys):
@@ -354,14 +361,14 @@ def test_a_worker_that_was_taken_for_dead_goes_on_with_the_next_trial(search, mo
 
     def finish(*args):
         if not taken:
-            (study,) = module.sweeps_in(module.default_storage(search.out))
+            (study,) = searches_in(storage.default_storage(search.out))
             taken.append(study.tell(0, state=TrialState.FAIL))
         return original(*args)
 
     monkeypatch.setattr(loop, "finish_epoch", finish)
     study = search(parse_space("lr=0.01|0.02"), sampler="grid")
     assert sorted(params["lr"] for params, _ in drawn(study)) == ["0.01", "0.02"]
-    assert "trial 0 was without a sign of life" in capsys.readouterr().out
+    assert "trial 0 gave no sign of life" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -370,7 +377,7 @@ def postgres(tmp_path):
     programs = [shutil.which(name) for name in ("initdb", "pg_ctl", "runuser")]
     if not all(programs[:2]) or (os.getuid() == 0 and not programs[2]):
         pytest.skip("PostgreSQL is not installed")
-    pytest.importorskip("psycopg", reason="needs pip install 'deepmemory[sweep]'")
+    pytest.importorskip("psycopg", reason="needs pip install 'deepmemory[search]'")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     as_user = ["runuser", "-u", "nobody", "--"] if os.getuid() == 0 else []
@@ -396,7 +403,7 @@ def test_machines_share_a_search_in_postgresql(tmp_path, postgres):
     share_a_search(tmp_path, ["--storage", postgres])
 
 
-def test_the_command_searches_reports_and_goes_on(tmp_path):
+def test_the_command_searches_reports_and_resumes(tmp_path):
     command = ["sweep", "adding", *SMALL, "--set=epochs=2", "--space", "paper-random", "--sampler", "random"]
     done = CliRunner().invoke(cli.app, [*command, "--trials", "3", "--runs", "2", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
@@ -422,7 +429,7 @@ def test_the_command_searches_reports_and_goes_on(tmp_path):
         (["--pruner", "harsh"], "unknown pruner 'harsh'; choose from median, halving, none"),
         (["--storage", "nowhere"], "--storage nowhere cannot be used"),
         (["--storage", "oracle9://x"], "--storage oracle9://x cannot be used"),
-        (["--space", "lr=a..b"], "no range of numbers"),
+        (["--space", "lr=a..b"], "not a range of numbers"),
     ],
 )
 def test_mistakes(tmp_path, monkeypatch, capsys, options, message):
@@ -436,13 +443,13 @@ def test_mistakes(tmp_path, monkeypatch, capsys, options, message):
 def test_a_damaged_storage_is_named_and_passwords_are_not(tmp_path):
     (tmp_path / "sweeps.sqlite").write_bytes(b"garbage" * 999)
     with pytest.raises(ValueError, match=r"sweeps.sqlite cannot be opened: .*file is not a database"):
-        module.sweeps_in(module.default_storage(tmp_path))
-    shown = module.without_password("postgresql+psycopg://me:secret@host:5432/name")
+        searches_in(storage.default_storage(tmp_path))
+    shown = storage.without_password("postgresql+psycopg://me:secret@host:5432/name")
     assert shown == "postgresql+psycopg://me:***@host:5432/name"
 
 
 def test_a_storage_may_have_braces_in_its_name(tmp_path):
-    module.open_storage(f"sqlite:///{tmp_path}/a{{}}b.sqlite")
+    storage.open_storage(f"sqlite:///{tmp_path}/a{{}}b.sqlite")
     assert (tmp_path / "a{}b.sqlite").exists()
 
 
@@ -468,4 +475,4 @@ def test_without_optuna_the_command_says_what_to_install():
     code = hide + "from deepmemory.lab import cli; cli.main()"
     told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert told.returncode == 2
-    assert "error: searching needs Optuna: pip install 'deepmemory[sweep]'" in told.stderr
+    assert "error: the search needs Optuna: pip install 'deepmemory[search]'" in told.stderr

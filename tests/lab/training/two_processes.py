@@ -1,4 +1,4 @@
-"""Run by test_distributed.py in each of two processes: trains every task on made data, the first process tells."""
+"""Run by test_distributed.py in each of two processes: trains every task on made data, the first process prints."""
 
 import json
 import sys

@@ -19,7 +19,7 @@ from deepmemory.lab.training import loop
 from deepmemory.lab.training.network import Translator
 from deepmemory.lab.use import decoding, loading
 from deepmemory.lab.use.decoding import beam_search, bleu, continue_text, continue_tune, decode, greedy, translate
-from deepmemory.lab.use.loading import Model, load_model
+from deepmemory.lab.use.loading import TrainedModel, load_model
 from deepmemory.lab.use.sound import midi, roll_of
 
 CELLS = {
@@ -136,7 +136,7 @@ def test_a_trained_model_translates(numbers, monkeypatch, capsys):
     assert told["greedy"] == scores.greedy
     assert "beam of 5" in invoke("translate", numbers.parent, "--bleu", "--limit", 3).stdout
     assert "a sentence or --bleu" in error_of(monkeypatch, capsys, "translate", numbers)
-    assert "of the task polymusic" in error_of(monkeypatch, capsys, "compose", numbers)
+    assert "expected a model of polymusic" in error_of(monkeypatch, capsys, "compose", numbers)
 
 
 def test_translations_are_in_the_order_that_was_asked_for(numbers, monkeypatch):
@@ -144,7 +144,7 @@ def test_translations_are_in_the_order_that_was_asked_for(numbers, monkeypatch):
     model = load_model(numbers)
     items = torch.tensor([12, 0, 1, 9, 4])
     together = list(decoding.translations(model, items, 2))
-    monkeypatch.setattr(decoding, "AT_ONCE", 1)
+    monkeypatch.setattr(decoding, "SENTENCES_AT_ONCE", 1)
     assert together == list(decoding.translations(model, items, 2))
     assert together == [next(decoding.translations(model, item[None], 2)) for item in items]
 
@@ -159,7 +159,7 @@ def speaker(cell="lstm", words=WORDS):
     text = torch.arange(50) % len(words)
     setting = small("natlang", cell=cell)
     task = NatLang(Corpus(text, text, text, words))
-    return Model(task.network(setting).eval(), setting, 0, task)
+    return TrainedModel(task.network(setting).eval(), setting, 0, task)
 
 
 def test_text_goes_on_as_the_network_finds_likely():
@@ -203,8 +203,18 @@ def test_generate_by_the_command(tmp_path, on_made_data):
     assert result.stdout.startswith("1 2 ")
     assert len(result.stdout.split()) == 7  # made data has no word for unknown ones
     assert "spam" in result.stderr
-    again = json.loads(invoke("generate", path, "1 2 spam", "--words", 5, "--seed", 3, "--json").stdout)
+    newest = ["generate", "1 2 spam", "--out", tmp_path]  # without a checkpoint: the newest model of the task
+    again = json.loads(invoke(*newest, "--words", 5, "--seed", 3, "--json").stdout)
     assert again["text"] == result.stdout.strip()
+    told = json.loads(invoke("list", "--out", tmp_path, "--json").stdout)
+    assert (told["task"], told["cell"], told["runs"], told["path"]) == ("natlang", "dmu", 1, str(path.parent))
+
+
+def test_without_a_trained_model_the_error_says_how_to_train_one(tmp_path, monkeypatch, capsys):
+    for command in (["inspect"], ["export"], ["compose"], ["translate", "hola"], ["generate", "the"]):
+        assert "dmu train " in error_of(monkeypatch, capsys, *command, "--out", tmp_path)
+    assert "dmu train " in invoke("list", "--out", tmp_path).stdout
+    assert "in quotes, got 3" in error_of(monkeypatch, capsys, "generate", "two", "words", "more", "--out", tmp_path)
 
 
 # --- music ----------------------------------------------------------------------------------------
@@ -214,7 +224,7 @@ def test_generate_by_the_command(tmp_path, on_made_data):
 def test_a_tune_goes_on_as_the_network_finds_likely(cell):
     torch.manual_seed(0)
     task, setting = real_data.music(), small("polymusic", cell=cell, **CELLS[cell])
-    model = Model(task.network(setting).eval(), setting, 0, task)
+    model = TrainedModel(task.network(setting).eval(), setting, 0, task)
     begun = decoding.piece(model, 3)[:4]
     roll = continue_tune(model, begun, 6, temperature=0)
     assert roll.dtype == torch.uint8
@@ -255,5 +265,5 @@ def test_real_words_make_a_round_trip():
         task = loop.task_of(setting)
     except MissingData as error:
         pytest.skip(str(error))
-    model = Model(task.network(setting).eval(), setting, 0, task)
+    model = TrainedModel(task.network(setting).eval(), setting, 0, task)
     assert translate(model, "¡Vete!")[1] == []

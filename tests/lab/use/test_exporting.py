@@ -72,9 +72,9 @@ def test_any_run_in_any_format(trained, tmp_path):
     assert_close(weights, {name: t.detach() for name, t in runs[1].network.state_dict().items()})
 
 
-def test_open_sizes_of_every_network_are_known():
+def test_dynamic_sizes_of_every_network_are_known():
     for network in (Network, StepwiseNetwork, WordNetwork, Translator):
-        assert set(inspect.signature(network.forward).parameters) - {"self"} <= set(exporting.OPEN)
+        assert set(inspect.signature(network.forward).parameters) - {"self"} <= set(exporting.DYNAMIC)
 
 
 def test_mistakes_are_named(trained, tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_mistakes_are_named(trained, tmp_path, monkeypatch):
         invoke("export", checkpoint, "--format", "safetensors", "--to", tmp_path / ("a" * 300))
     device = tmp_path / "null"
     os.mkfifo(device)  # as a device, nothing that a file may take the place of
-    with pytest.raises(ValueError, match=f"--to {device} is no file that can be written"):
+    with pytest.raises(ValueError, match=f"--to {device} is not a file"):
         invoke("export", checkpoint, "--format", "safetensors", "--to", device)
     assert device.is_fifo()
     full = Mock(side_effect=SafetensorError("No space left on device"))

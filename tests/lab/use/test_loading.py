@@ -1,5 +1,6 @@
 """A checkpoint gives back the run that was trained, or says why it cannot."""
 
+import os
 import shutil
 
 import pytest
@@ -14,7 +15,7 @@ from deepmemory.lab.settings import Machine
 from deepmemory.lab.tasks import Translation
 from deepmemory.lab.training import loop, random_streams
 from deepmemory.lab.use import loading
-from deepmemory.lab.use.loading import assemble, best_run, load_model
+from deepmemory.lab.use.loading import assemble, best_run, choose_checkpoint, list_models, load_model
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +129,56 @@ def test_a_run_that_diverged_has_no_best_weights(adding, tmp_path):
     save_checkpoint(path, tensors, info)
     with pytest.raises(ValueError, match=r"loss of run \[0, 1, 2\] was never finite"):
         best_run(path)
+
+
+class TestFinding:
+    @pytest.fixture
+    def out(self, tmp_path):
+        """Three studies, each written ten seconds after the one before."""
+        settings = [small(cell="gru"), small("natlang"), small(transition=(4,), hidden=(5, 3))]
+        for age, setting in enumerate(settings):
+            path = train(tmp_path, setting)
+            os.utime(path, (1e9 + 10 * age,) * 2)
+        return tmp_path
+
+    def test_the_newest_checkpoint_of_a_task_is_chosen(self, out):
+        names = [choose_checkpoint(None, out, task).name.rpartition("-")[0] for task in (None, "adding", "natlang")]
+        assert names == ["adding-dmu", "adding-dmu", "natlang-dmu"]
+        assert load_model(choose_checkpoint(None, out, "adding")).setting.hidden == (5, 3)
+        named = out / "whatever was named"
+        assert choose_checkpoint(named, out, "adding") == named
+
+    def test_without_one_the_error_says_how_to_train_it(self, out, tmp_path):
+        commands = f"dmu data fetch nottingham; dmu train polymusic --quick --out {tmp_path}"
+        with pytest.raises(FileNotFoundError, match="no trained model of polymusic") as raised:
+            choose_checkpoint(None, out, "polymusic")
+        assert commands in str(raised.value)
+        with pytest.raises(FileNotFoundError, match="dmu train adding --quick"):
+            choose_checkpoint(None, tmp_path / "empty")
+
+    def test_the_list_has_task_size_and_score_of_every_model(self, out):
+        first, second, third = list_models(out)
+        assert [(m.task, m.cell, m.hidden, m.depth, m.runs) for m in (first, second, third)] == [
+            ("adding", "dmu", (5, 3), 2, 2),
+            ("natlang", "dmu", (5,), 1, 2),
+            ("adding", "gru", (5,), 1, 2),
+        ]
+        model = load_model(first.path)
+        assert first.weights == sum(weight.numel() for weight in model.network.parameters())
+        runs = recorded_in(out, model.setting)
+        assert first.scores["valid_loss"] == min(min(run.curves["valid_loss"]) for run in runs)
+        assert set(second.scores) == {"valid_loss", "valid_perplexity"}
+        assert list_models(out / "empty") == []
+
+    def test_a_damaged_checkpoint_is_listed_without_its_weights(self, out):
+        newest = choose_checkpoint(None, out)
+        next(newest.glob("*.safetensors")).write_bytes(b"damaged")
+        (damaged,) = [model for model in list_models(out) if model.path == newest]
+        assert damaged.weights is None
+
+
+def recorded_in(out, setting):
+    opened = Records(out)
+    study = opened.study(setting.key)
+    opened.close()
+    return study.runs

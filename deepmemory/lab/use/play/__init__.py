@@ -1,1 +1,1 @@
-"""A page to try things out: one server on this machine, one page, nothing from anywhere else."""
+"""The page of ``dmu play``: a server for this machine alone, and one page that needs nothing from elsewhere."""

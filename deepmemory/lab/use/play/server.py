@@ -1,12 +1,11 @@
-"""The server behind the page: this machine alone, one page, a few questions in JSON.
+"""The server behind the page: this machine alone, one page, a few requests in JSON.
 
-It listens on the loopback address. A page of somebody else that runs in the same browser could still reach it there,
-so the name it was asked under, where a question comes from and what kind of content it has are checked first.
+It listens on the loopback address. A page from another site, open in the same browser, could still reach it there, so
+the host name, the origin and the content type of every request are checked first.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -29,32 +28,44 @@ from deepmemory.lab.tasks import PolyMusic, Translation
 from deepmemory.lab.tasks.translation import until_end
 from deepmemory.lab.training import random_streams
 from deepmemory.lab.use import decoding, sound
-from deepmemory.lab.use.loading import wanted
-from deepmemory.lab.use.play import wishes
-from deepmemory.lab.use.play.checkpoints import Offer
-from deepmemory.lab.use.play.live import Live
-from deepmemory.lab.use.play.wishes import Refused
+from deepmemory.lab.use.loading import expect_task
+from deepmemory.lab.use.play import requests
+from deepmemory.lab.use.play.models import ModelSlot
+from deepmemory.lab.use.play.requests import RequestError
+from deepmemory.lab.use.play.training import BackgroundTrainer
 
 LOOPBACK = "127.0.0.1"
 NAMES = (LOOPBACK, "localhost")  # under which the page may be opened
 LARGEST_BODY = 4096  # bytes
-DRAINED = 2**20  # bytes up to which a body too large is read nevertheless, so that the answer is read too
-SILENCE = 30.0  # seconds until a connection that says nothing is closed
-SENTENCES = 6  # to try
-TUNES = 500  # to choose from, at most
+LARGEST_DRAINED_BODY = 2**20  # bytes; a client that may send its whole body also reads the refusal
+CONNECTION_TIMEOUT = 30.0  # seconds until a silent connection is closed
+SENTENCES = 6  # test sentences to try
+TUNES = 500  # of the test set to choose from, at most
+JSON = "application/json"
+FILES = {  # of the page, by address
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+}
+POLICY = (
+    "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:; media-src blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 class Server(ThreadingHTTPServer):
-    """What the page needs, in one place."""
+    """Serves the page, its training and its two models."""
 
     daemon_threads = True
 
-    def __init__(self, port: int, translation: Offer, music: Offer, live: Live | None = None) -> None:
+    def __init__(
+        self, port: int, translation: ModelSlot, music: ModelSlot, trainer: BackgroundTrainer | None = None
+    ) -> None:
         self.translation, self.music = translation, music
-        self.live = live or Live()
-        self.busy = Lock()  # the models answer one question after the other
-        self.page = resources.files(__package__).joinpath("page.html").read_bytes()
-        self.policy = content_policy(self.page.decode())
+        self.trainer = trainer or BackgroundTrainer()
+        self.busy = Lock()  # the models answer one request after the other
+        folder = resources.files(__package__)
+        self.files = {path: (folder.joinpath(name).read_bytes(), kind) for path, (name, kind) in FILES.items()}
         try:
             super().__init__((LOOPBACK, port), Handler)
         except OSError as error:
@@ -62,37 +73,36 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Of the page."""
+        """The URL of the page."""
         return f"http://{LOOPBACK}:{self.server_port}/"
 
     def server_close(self) -> None:
-        """Stop the training too."""
+        """Close the socket and stop the training."""
         super().server_close()
-        self.live.close()
+        self.trainer.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is no error; everything else is told as usual."""
+        """Print errors as usual, except where the browser went away."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
-    # --- answers ----------------------------------------------------------------------------------
-
     def state(self) -> dict[str, Any]:
-        """What there is to play with."""
+        """What the page needs to set itself up: bounds, defaults, and which models there are."""
         return {
-            "bounds": {name: bounds.for_page() for name, bounds in wishes.BOUNDS.items()},
-            "rates": wishes.CELLS,
-            "longest": wishes.LONGEST_TEXT,
-            "training": self.live.course.number,
+            "bounds": {name: bounds.for_page() for name, bounds in requests.BOUNDS.items()},
+            "cells": {name: cell._asdict() for name, cell in requests.CELLS.items()},
+            "weights": requests.weight_counts(),
+            "longest_text": requests.LONGEST_TEXT,
+            "training": self.trainer.training.number,
             "translation": self.about_translation(),
             "music": self.about_music(),
         }
 
     def about_translation(self) -> dict[str, Any]:
-        """Language and some sentences to try, or how to get a model."""
+        """The model's language and some test sentences, or how to train a model."""
         if (model := self.translation.model) is None:
-            return {"ready": False, "why": self.translation.why, "commands": self.translation.commands}
-        task = wanted(model, Translation, "translation", "play")
+            return missing(self.translation)
+        task = expect_task(model, Translation)
         foreign = task.pairs.foreign
         items = task.split(torch.tensor([model.seed]))[random_streams.TEST][0][:SENTENCES]
         sentences = [" ".join(foreign.words[word] for word in until_end(foreign.ids[item, 1:])) for item in items]
@@ -106,10 +116,10 @@ class Server(ThreadingHTTPServer):
         }
 
     def about_music(self) -> dict[str, Any]:
-        """How long each tune is, or how to get a model."""
+        """The length of every test tune, or how to train a model."""
         if (model := self.music.model) is None:
-            return {"ready": False, "why": self.music.why, "commands": self.music.commands}
-        pieces = wanted(model, PolyMusic, "polymusic", "play").pieces["test"][:TUNES]
+            return missing(self.music)
+        pieces = expect_task(model, PolyMusic).pieces["test"][:TUNES]
         return {
             "ready": True,
             "music": model.setting.music,
@@ -118,41 +128,41 @@ class Server(ThreadingHTTPServer):
         }
 
     def start(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A training, in the place of the one before."""
-        return {"number": self.live.start(wishes.training_wish(fields))}
+        """Start a training; one that is running is stopped."""
+        return {"number": self.trainer.start(requests.training_request(fields))}
 
     def stop(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """The training."""
-        wishes.nothing(fields)
-        self.live.stop()
+        """Stop the training."""
+        requests.empty_request(fields)
+        self.trainer.stop()
         return {}
 
     def translate(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A sentence, word by word the likeliest and by a beam."""
-        wish = wishes.translation_wish(fields)
+        """Translate a sentence by greedy and by beam search."""
+        request = requests.translation_request(fields)
         model = self.translation.model
         if model is None:
-            raise Refused(HTTPStatus.NOT_FOUND, self.translation.why)
+            raise RequestError(HTTPStatus.NOT_FOUND, self.translation.problem)
         with self.busy:
             try:
-                greedy, unknown = decoding.translate(model, wish.text, 1)
-                beam, _ = decoding.translate(model, wish.text, wish.beam)
+                greedy, unknown = decoding.translate(model, request.text, 1)
+                beam, _ = decoding.translate(model, request.text, request.beam)
             except ValueError as error:  # no word of it is known
-                wishes.refuse(str(error))
+                requests.reject(str(error))
         return {"greedy": greedy, "beam": beam, "unknown": unknown}
 
     def compose(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """A tune gone on with: notes to draw, MIDI to keep, sound to play."""
-        wish = wishes.music_wish(fields)
+        """Continue a tune: notes to draw, a MIDI file and sound to play."""
+        request = requests.music_request(fields)
         model = self.music.model
         if model is None:
-            raise Refused(HTTPStatus.NOT_FOUND, self.music.why)
+            raise RequestError(HTTPStatus.NOT_FOUND, self.music.problem)
         with self.busy:
             try:
-                given = decoding.piece(model, wish.tune)[: wish.given]
+                given = decoding.piece(model, request.tune)[: request.given]
             except ValueError as error:
-                wishes.refuse(str(error))
-            roll = decoding.continue_tune(model, given, wish.steps, wish.temperature, wish.seed)
+                requests.reject(str(error))
+            roll = decoding.continue_tune(model, given, request.steps, request.temperature, request.seed)
             per_beat = sound.frames_per_beat(model.setting.music)
             return {
                 "given": len(given),
@@ -163,56 +173,48 @@ class Server(ThreadingHTTPServer):
             }
 
 
-def content_policy(page: str) -> str:
-    """The page's own style and script, known by their hashes, and nothing from anywhere else."""
-
-    def hashes(element: str) -> str:
-        texts = re.findall(rf"<{element}>(.*?)</{element}>", page, re.DOTALL)
-        return " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in texts)
-
-    return (
-        f"default-src 'none'; style-src {hashes('style')}; script-src {hashes('script')}; connect-src 'self'; "
-        "img-src data:; media-src blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+def missing(slot: ModelSlot) -> dict[str, Any]:
+    """What the page shows in the place of a model."""
+    return {"ready": False, "problem": slot.problem, "commands": slot.commands}
 
 
 def open_in_browser(address: str) -> None:
-    """Where there is a screen; without one, a browser in text mode would take the terminal."""
+    """Open the page where there is a screen; without one, a text-mode browser would take over the terminal."""
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return
     Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Checks a request, finds its answer, writes it."""
+    """Checks a request and answers it."""
 
     server: Server
-    timeout = SILENCE
+    timeout = CONNECTION_TIMEOUT
     server_version = "deepmemory"
     sys_version = ""
 
     def do_GET(self) -> None:
-        """The page, or a question that changes nothing."""
+        """Answer a request that changes nothing: the page, its state, news of the training."""
         self.reply(self.get)
 
     def do_POST(self) -> None:
-        """Something to do."""
+        """Answer a request that does something."""
         self.reply(self.post)
 
     def reply(self, answer: Callable[[], tuple[bytes, str]]) -> None:
-        """The answer, or what was wrong with the question."""
+        """Send the answer, or what is wrong with the request."""
         try:
             self.check_sender()
             content, kind = answer()
             status = HTTPStatus.OK
-        except Refused as error:
+        except RequestError as error:
             content, kind, status = as_json({"error": str(error)}), JSON, error.status
-        except (ConnectionError, TimeoutError):  # nobody is left to answer
+        except (ConnectionError, TimeoutError):  # the client is gone
             raise
         except Exception:
             traceback.print_exc()
-            told = {"error": "something went wrong; the terminal of dmu play says what"}
-            content, kind, status = as_json(told), JSON, HTTPStatus.INTERNAL_SERVER_ERROR
+            problem = {"error": "something went wrong; see the terminal of dmu play"}
+            content, kind, status = as_json(problem), JSON, HTTPStatus.INTERNAL_SERVER_ERROR
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(content)))
@@ -220,36 +222,36 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Referrer-Policy", "no-referrer")
-        self.send_header("Content-Security-Policy", self.server.policy)
+        self.send_header("Content-Security-Policy", POLICY)
         self.end_headers()
         self.wfile.write(content)
 
     def check_sender(self) -> None:
-        """This machine under its own name, and no page but ours."""
+        """Refuse requests under another host name, and those from other pages."""
         hosts = [f"{name}:{self.server.server_port}" for name in NAMES]
-        if self.headers.get("Host") not in hosts:  # a stranger's name that was made to lead here
-            raise Refused(HTTPStatus.FORBIDDEN, f"open this page as {self.server.address}")
+        if self.headers.get("Host") not in hosts:  # a DNS name that was rebound to this machine
+            raise RequestError(HTTPStatus.FORBIDDEN, f"open this page as {self.server.address}")
         origin, site = self.headers.get("Origin"), self.headers.get("Sec-Fetch-Site", "none")
         own = origin is None or origin in [f"http://{host}" for host in hosts]
         if not own or (self.path != "/" and site not in ("same-origin", "none")):
-            raise Refused(HTTPStatus.FORBIDDEN, "this may be asked by the page itself alone")
+            raise RequestError(HTTPStatus.FORBIDDEN, "only the page itself may send this request")
 
     def get(self) -> tuple[bytes, str]:
-        """The page, what there is, and how the training goes."""
+        """The files of the page, its state, and news of the training."""
         address = urlsplit(self.path)
-        if address.path == "/":
-            return self.server.page, "text/html; charset=utf-8"
+        if address.path in self.server.files:
+            return self.server.files[address.path]
         if address.path == "/state":
             return as_json(self.server.state()), JSON
         if address.path == "/training":
             query = dict(part.partition("=")[::2] for part in address.query[:100].split("&"))
-            counts = [counted(query, name) for name in ("number", "news", "epochs")]
-            return as_json(self.server.live.told(*counts)), JSON
-        raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of that name")
+            counts = [counted(query, name) for name in ("number", "version", "epochs")]
+            return as_json(self.server.trainer.news(*counts)), JSON
+        raise RequestError(HTTPStatus.NOT_FOUND, "there is no such address")
 
     def post(self) -> tuple[bytes, str]:
-        """Do what is wished, once it has been read whole."""
-        fields = wishes.read_json(self.body())
+        """Read the body and do what the address says."""
+        fields = requests.read_json(self.body())
         actions = {
             "/start": self.server.start,
             "/stop": self.server.stop,
@@ -257,38 +259,35 @@ class Handler(BaseHTTPRequestHandler):
             "/compose": self.server.compose,
         }
         if self.path not in actions:
-            raise Refused(HTTPStatus.NOT_FOUND, "there is nothing of that name")
+            raise RequestError(HTTPStatus.NOT_FOUND, "there is no such address")
         return as_json(actions[self.path](fields)), JSON
 
     def body(self) -> bytes:
-        """What was sent, which has to say how long it is, and be short."""
+        """The body of the request, which must state its length and be short JSON."""
         length = self.headers.get("Content-Length", "")
         if "Transfer-Encoding" in self.headers or not re.fullmatch(r"[0-9]{1,15}", length):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "the length of the body should be given")
+            raise RequestError(HTTPStatus.LENGTH_REQUIRED, "the length of the body should be given")
         if int(length) > LARGEST_BODY:
-            if int(length) <= DRAINED:
+            if int(length) <= LARGEST_DRAINED_BODY:
                 self.rfile.read(int(length))
-            raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {LARGEST_BODY} bytes, got {length}")
+            raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {LARGEST_BODY} bytes, got {length}")
         sent = self.rfile.read(int(length))
-        if self.headers.get_content_type() != JSON:  # another page may send other kinds unasked
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body should be {JSON}")
+        if self.headers.get_content_type() != JSON:  # other pages may send other content types without asking first
+            raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body should be {JSON}")
         return sent
 
     def log_message(self, format: str, *args: Any) -> None:
-        """The terminal stays quiet."""
-
-
-JSON = "application/json"
+        """Print nothing for a request."""
 
 
 def as_json(value: Any) -> bytes:
-    """For the page."""
+    """JSON for the page; NaN and infinity raise."""
     return json.dumps(value, allow_nan=False).encode()
 
 
 def counted(query: dict[str, str], name: str) -> int:
-    """A number of the question's address."""
+    """A whole number from the query of a URL."""
     text = query.get(name, "")
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        wishes.refuse(f"{name} should be a whole number")
+        requests.reject(f"{name} should be a whole number")
     return int(text)

@@ -1,0 +1,335 @@
+"""The verbs that train: ``paper``, ``train`` and ``sweep``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deepmemory.lab.cli import results
+from deepmemory.lab.cli.data import with_data
+from deepmemory.lab.cli.options import (
+    MOST_RUNS,
+    AnyMachine,
+    AsJson,
+    Assignments,
+    CellName,
+    ManyStudies,
+    OneProcess,
+    OneStudy,
+    Out,
+    PaperChanges,
+    Quick,
+    Runs,
+    Seed,
+    SettingChanges,
+    TaskName,
+    TrackerName,
+    WatchName,
+    check_engine,
+    parse_assignments,
+    split,
+    stopped,
+    tell,
+)
+from deepmemory.lab.settings import (
+    CELLS,
+    LANGUAGES,
+    PIXELS,
+    SYNTHETIC,
+    TASKS,
+    Launcher,
+    Machine,
+    Setting,
+    change,
+    check_choice,
+    parse,
+)
+
+WATCHES = ("none", "gradients")
+SAVED = "every finished epoch is saved"
+
+
+def paper(
+    tasks: Annotated[list[str] | None, typer.Argument(metavar="TASK", help=", ".join(TASKS))] = None,
+    *,
+    cells: Annotated[
+        str | None, typer.Option(help=f"{', '.join(CELLS)} and dmu-c, separated by commas; default: the paper's")
+    ] = None,
+    depths: Annotated[
+        str | None,
+        typer.Option(help="polymusic, natlang, translation: 1, 2, 5 and 10, separated by commas; default: all"),
+    ] = None,
+    pair: Annotated[
+        str | None, typer.Option(help=f"translation: {', '.join(LANGUAGES)}, separated by commas; default: all")
+    ] = None,
+    pixels: Annotated[
+        str | None, typer.Option(help=f"pixel-mnist: {', '.join(PIXELS)}, separated by commas; default: both")
+    ] = None,
+    quick: Quick = False,
+    runs: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_RUNS, help="runs per cell, side by side; default: as many as in the paper"),
+    ] = None,
+    seed: Seed = 0,
+    changes: PaperChanges,
+    assignments: Assignments = None,
+    machine: AnyMachine,
+    launcher: ManyStudies,
+    out: Out = Path("runs"),
+    tracker: TrackerName = "none",
+    watch: WatchName = "none",
+    as_json: AsJson = False,
+) -> None:
+    """Reproduce the paper's experiments with the paper's settings.
+
+    Resumes where an earlier command stopped, writes the report and prints the paper's results beside ours.
+    """
+    from deepmemory.lab import paper as published
+    from deepmemory.lab.training.distributed import is_first_process
+
+    chosen = [check_choice("task", task, TASKS) for task in tasks or TASKS]
+    given = changes | parse_assignments(assignments)
+    settings = with_data(
+        [
+            change(setting, {name: value for name, value in given.items() if setting.has(name)})
+            for setting in selection(chosen, cells=cells, depths=depths, pair=pair, pixels=pixels, quick=quick)
+        ],
+        machine.data,
+    )
+    failed = []
+    for synthetic in (True, False):
+        of_kind = [setting for setting in settings if (setting.task in SYNTHETIC) is synthetic]
+        usual = published.QUICK_RUNS if quick else published.RUNS if synthetic else published.REAL_RUNS
+        failed += train_studies(
+            of_kind,
+            seeds=range(seed, seed + (runs or usual)),
+            machine=machine,
+            launcher=launcher,
+            out=out,
+            tracker=tracker,
+            watch=watch,
+            as_json=as_json,
+        )
+    if not is_first_process():
+        return
+    warn_of_divergence(settings, out)
+    results.show_report(out, tasks=chosen, as_json=as_json)
+    tell_failed(failed)
+
+
+def train(
+    task: TaskName,
+    *,
+    cell: CellName = "dmu",
+    quick: Quick = False,
+    runs: Runs = 1,
+    seed: Seed = 0,
+    changes: SettingChanges,
+    assignments: Assignments = None,
+    machine: AnyMachine,
+    launcher: OneStudy,
+    out: Out = Path("runs"),
+    tracker: TrackerName = "none",
+    watch: WatchName = "none",
+    as_json: AsJson = False,
+) -> None:
+    """Train one study with any settings; those left out are the paper's."""
+    from deepmemory.lab.training.distributed import is_first_process
+
+    setting = papers_setting(task, cell, changes | parse_assignments(assignments), quick=quick)
+    failed = train_studies(
+        [setting],
+        seeds=range(seed, seed + runs),
+        machine=machine,
+        launcher=launcher,
+        out=out,
+        tracker=tracker,
+        watch=watch,
+        as_json=as_json,
+    )
+    if not is_first_process():
+        return
+    if not as_json:
+        print(f"recorded in {out}; for the page: dmu report --out {out}")
+    tell_failed(failed)
+    if warn_of_divergence([setting], out):
+        sys.exit(1)
+
+
+def sweep(
+    task: TaskName,
+    *,
+    cell: CellName = "dmu",
+    space: Annotated[
+        str,
+        typer.Option(help="settings to search: lr=log:1e-4..1e-1,batch=16|32|64, or a named space such as paper-grid"),
+    ] = "paper-random",
+    assignments: Assignments = None,
+    sampler: Annotated[str, typer.Option(help="tpe, random or grid")] = "tpe",
+    pruner: Annotated[str, typer.Option(help="rule that stops bad trials early: median, halving or none")] = "median",
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_RUNS, help="number of trials, earlier ones included; default: the grid, or 50"),
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="postgresql://... to share a search between machines; default: SQLite in OUT")
+    ] = None,
+    search_seed: Annotated[int, typer.Option(min=0, help="random seed of the sampler")] = 0,
+    runs: Runs = 1,
+    seed: Seed = 0,
+    machine: OneProcess,
+    out: Out = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """Search hyperparameters.
+
+    The same command resumes a search; started several times, also on several machines, it shares the work.
+    """
+    from deepmemory.lab.scale import search
+    from deepmemory.lab.training.progress import JsonLines, PlainLines
+    from deepmemory.lab.writing import without_links
+
+    check_engine(machine.engine)
+    try:
+        study = search.run_search(
+            papers_setting(task, cell, parse_assignments(assignments)),
+            search.parse_space(space),
+            seeds=range(seed, seed + runs),
+            out=out,
+            machine=machine,
+            display=JsonLines() if as_json else PlainLines(),
+            sampler=sampler,
+            pruner=pruner,
+            trials=trials,
+            storage=storage,
+            search_seed=search_seed,
+        )
+    except KeyboardInterrupt:
+        stopped(SAVED)
+    rows = search.table(study)
+    page = search.write_page([study], without_links(out, "report"))
+    best = ["  ".join(f"{name} {search.short(value)}" for name, value in row.items()) for row in rows[:10]]
+    event = {"event": "sweep", "name": study.study_name, "page": str(page), "trials": rows}
+    tell(as_json, event, "\n".join([*best, f"page: {page.resolve()}"]))
+    if failed := search.failed_trials(study):
+        named = ", ".join(f"trial {trial.number} {trial.params}" for trial in failed)
+        print(f"given up after several attempts: {named}", file=sys.stderr)
+        sys.exit(1)
+
+
+def selection(
+    tasks: Sequence[str],
+    *,
+    cells: str | None = None,
+    depths: str | None = None,
+    pair: str | None = None,
+    pixels: str | None = None,
+    quick: bool = False,
+) -> list[Setting]:
+    """The paper's settings that fit what was chosen, separated by commas, in the paper's order.
+
+    What is left out is everything the paper trains; with ``quick``, one DMU for each task, made small.
+    """
+    from deepmemory.lab import paper as published
+
+    def chosen(name: str, given: str | None, everything: Sequence[str], first: Sequence[str]) -> list[str]:
+        if given is None:
+            return list(first if quick else everything)
+        return [check_choice(name, value.lower(), tuple(everything)) for value in split(given)]
+
+    of_cells = chosen("cell", cells, published.KINDS, ["dmu"])
+    of_depths = chosen("depth", depths, [str(depth) for depth in published.DEPTHS], ["1"])
+    of_languages = chosen("pair", pair, LANGUAGES, LANGUAGES[:1])
+    of_pixels = chosen("pixels", pixels, PIXELS, PIXELS[:1])
+    all_cells = cells is None and not quick
+    found = [
+        setting
+        for setting in published.settings(tasks, None if all_cells else of_cells, [int(depth) for depth in of_depths])
+        if (setting.task != "translation" or setting.language in of_languages)
+        and (setting.task != "pixel-mnist" or setting.pixels in of_pixels)
+    ]
+    return [published.quick(setting) for setting in found] if quick else found
+
+
+def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool = False) -> Setting:
+    """The paper's setting of a task and cell, with some values changed.
+
+    With real data, ``depth`` chooses among the paper's settings instead: the width changes with it.
+    """
+    from deepmemory.lab import paper as published
+
+    rest = dict(changes)
+    depth = parse("depth", int, rest.pop("depth", 1)) if task in published.REAL_DATA else 1
+    setting = published.setting(task, cell, depth)
+    return change(published.quick(setting) if quick else setting, rest)
+
+
+def train_studies(
+    settings: Sequence[Setting],
+    *,
+    seeds: Sequence[int],
+    machine: Machine,
+    launcher: Launcher,
+    out: Path,
+    tracker: str,
+    watch: str,
+    as_json: bool,
+) -> list[str]:
+    """Train with a display that fits the output; returns a line for each study that failed."""
+    from deepmemory.lab.scale.launch import launch
+    from deepmemory.lab.training.progress import choose_display
+    from deepmemory.lab.training.trackers import open_tracker
+    from deepmemory.lab.use import inspection
+
+    check_engine(machine.engine, needed_here=launcher.on == "local")
+    check_choice("--watch", watch, WATCHES)
+    if not settings:
+        return []
+    display = choose_display(as_json)
+    try:
+        return launch(
+            settings,
+            seeds,
+            out=out,
+            machine=machine,
+            launcher=launcher,
+            display=display,
+            track=open_tracker(tracker, out),
+            watch=inspection.watch if watch == "gradients" else None,
+        )
+    except KeyboardInterrupt:
+        display.close()
+        stopped(SAVED)
+    finally:
+        display.close()
+
+
+def tell_failed(failed: Sequence[str]) -> None:
+    """Name the studies that failed and make the command fail, after everything else is done."""
+    if failed:
+        told = "failed; everything else is recorded, and the same command tries these again:"
+        print(told, *failed, sep="\n  ", file=sys.stderr)
+        sys.exit(1)
+
+
+def warn_of_divergence(settings: Sequence[Setting], out: Path) -> bool:
+    """Name the settings whose loss became nan or inf; true where that happened to every run of a setting."""
+    from deepmemory.lab.records import DIVERGED, Records
+
+    records = Records(out)
+    hopeless = False
+    for study in (records.study(setting.key) for setting in settings):
+        states = [run.state for run in study.runs] if study else []
+        if study and (diverged := states.count(DIVERGED)):
+            hopeless |= diverged == len(states)
+            print(
+                f"{study.setting.task} {study.setting.cell}: {diverged} of {len(states)} runs diverged: their loss "
+                f"became nan or inf. A learning rate below {study.setting.lr:g} may help (--set lr=...)",
+                file=sys.stderr,
+            )
+    records.close()
+    return hopeless

@@ -1,0 +1,257 @@
+"""The verbs that use a trained network, the newest one where none is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deepmemory.lab.cli.options import AsJson, Checkpoint, DataFolder, RunSeed, TrainedIn, tell
+from deepmemory.lab.settings import check_choice
+
+MOST_STEPS = 10**6
+
+Temperature = Annotated[float, typer.Option(min=0, help="sampling temperature; 0 is greedy")]
+SamplingSeed = Annotated[int, typer.Option("--seed", min=0, help="random seed for sampling")]
+CheckpointAndText = Annotated[
+    list[str], typer.Argument(metavar="[CHECKPOINT] TEXT", help="a trained network, default: the newest in OUT; a text")
+]
+
+
+def list_(out: TrainedIn = Path("runs"), as_json: AsJson = False) -> None:
+    """List trained networks, the newest first."""
+    from rich import print as show
+    from rich.table import Table
+
+    from deepmemory.lab.use.loading import list_models
+
+    models = list_models(out)
+    if as_json:
+        for model in models:
+            print(json.dumps({"event": "model", **asdict(model), "path": str(model.path)}))
+        return
+    if not models:
+        print(f"no trained networks in {out}; dmu train adding --quick --out {out} trains one")
+        return
+    table = Table("task", "cell", "state", "depth", "weights", "runs", "best validation scores", "checkpoint")
+    for model in models:
+        scores = ", ".join(f"{name.removeprefix('valid_')} {value:.4g}" for name, value in model.scores.items())
+        size = ", ".join(map(str, model.hidden))
+        weights = "" if model.weights is None else f"{model.weights:,}"
+        table.add_row(model.task, model.cell, size, str(model.depth), weights, str(model.runs), scores, str(model.path))
+    show(table)
+
+
+def inspect(
+    checkpoint: Checkpoint = None,
+    run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
+    to: Annotated[Path | None, typer.Option(help="folder for figures and numbers; default: print tables only")] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what is inside a trained network: sizes, gradient condition, gates, gradient flow."""
+    from deepmemory.lab.use import inspection
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
+    from deepmemory.lab.writing import put
+
+    found = inspection.inspect(load_model(choose_checkpoint(checkpoint, out), run, data))
+    told = {"event": "inspect", **inspection.as_data(found)}
+    if to is not None:
+        told["pictures"] = [str(path) for path in inspection.draw(found, to)]
+        put(to / "inspection.json", f"{json.dumps(told)}\n".encode())
+    if as_json:
+        print(json.dumps(told))
+    else:
+        inspection.show(found)
+        if to is not None:
+            print(f"pictures: {', '.join(told['pictures'])}; numbers: {to / 'inspection.json'}")
+
+
+def export(
+    checkpoint: Checkpoint = None,
+    format: Annotated[str, typer.Option(help="onnx, pt2 (for torch.export.load) or safetensors")] = "onnx",
+    run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
+    to: Annotated[Path | None, typer.Option(help="file to write; default: OUT/export/STUDY-SEED.FORMAT")] = None,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Export a trained network, with the weights of its best epoch, to use it without the lab."""
+    import logging
+
+    from safetensors import SafetensorError
+
+    from deepmemory.export import FORMATS
+    from deepmemory.lab.use import exporting
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
+    from deepmemory.lab.writing import without_links
+
+    check_choice("format", format, tuple(FORMATS))
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which nobody needs, is missing
+    checkpoint = choose_checkpoint(checkpoint, out)
+    model = load_model(checkpoint, run, data)
+    study = (checkpoint if checkpoint.is_dir() else checkpoint.parent).resolve()
+    path = to or without_links(study.parents[1], "export", f"{study.name}-{model.seed}.{format}")
+    if path.exists() and not path.is_file():  # a device, say, which a new file would take the place of
+        raise ValueError(f"--to {path} is not a file that can be written; give the name of a new one")
+    try:
+        inputs = exporting.save(model, path, format)
+    except SafetensorError as error:
+        raise ValueError(f"{path} cannot be written: {error}") from None
+    tell(
+        as_json,
+        {"event": "export", "path": str(path), "seed": model.seed, "inputs": list(inputs)},
+        f"{path}: {model.setting.cell} on {model.setting.task}, seed {model.seed}; inputs: {', '.join(inputs)}",
+    )
+
+
+def compose(
+    checkpoint: Checkpoint = None,
+    run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
+    tune: Annotated[
+        int | None, typer.Option(min=0, help="piece of the test split to continue; default: the first")
+    ] = None,
+    source: Annotated[Path | None, typer.Option("--from", help="MIDI file to continue")] = None,
+    given: Annotated[int, typer.Option(min=0, help="frames of the piece to start from; 0 for all")] = 50,
+    steps: Annotated[int, typer.Option(min=0, max=MOST_STEPS, help="frames to compose")] = 200,
+    temperature: Temperature = 1.0,
+    tempo: Annotated[float, typer.Option(min=10, max=1000, help="beats per minute")] = 120.0,
+    seed: SamplingSeed = 0,
+    to: Annotated[Path, typer.Option(help="file to write, as .mid and as .wav")] = Path("tune.mid"),
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a piece of music with a network trained on polymusic; writes MIDI and WAV."""
+    from deepmemory.lab.use import decoding, sound
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
+
+    if tune is not None and source is not None:
+        raise ValueError("--tune and --from both name a piece to continue; give one of them")
+    model = load_model(choose_checkpoint(checkpoint, out, "polymusic"), run, data)
+    per_beat = sound.frames_per_beat(model.setting.music)
+    whole = sound.read_roll(source, per_beat) if source else decoding.piece(model, tune or 0)
+    begun = whole[: given or None]
+    roll = decoding.continue_tune(model, begun, steps, temperature, seed)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    written = {to.with_suffix(".mid"): sound.midi, to.with_suffix(".wav"): sound.wav}
+    for path, make in written.items():
+        path.write_bytes(make(roll, per_beat, tempo))
+    frames = {"given": len(begun), "composed": len(roll) - len(begun), "notes": len(sound.notes_of(roll))}
+    tell(
+        as_json,
+        {"event": "compose", "run": model.seed, "files": [str(path) for path in written], **frames},
+        f"{', '.join(map(str, written))}: "
+        + "{given} frames given, {composed} composed, {notes} notes".format(**frames),
+    )
+
+
+def translate(
+    given: CheckpointAndText = [],  # noqa: B006 (never changed)
+    run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
+    beam: Annotated[int, typer.Option(min=1, max=1000, help="beam width; 1 is greedy")] = 5,
+    length_power: Annotated[
+        float, typer.Option(min=0, max=100, help="beam: rank by log-probability / length ** this; 0 ignores the length")
+    ] = 1.0,
+    bleu: Annotated[
+        bool, typer.Option("--bleu", help="measure BLEU on the run's test split, greedy and with the beam")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=0, help="--bleu: number of sentences to measure; 0 for all")] = 0,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Translate a sentence into English with a network trained on translation, or measure its BLEU."""
+    from deepmemory.lab.use import decoding
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
+
+    checkpoint, text = checkpoint_and_text(given, text_expected=not bleu)
+    if (text is None) != bleu:
+        raise ValueError("translate takes a sentence or --bleu, one of the two")
+    model = load_model(choose_checkpoint(checkpoint, out, "translation"), run, data)
+    if text is not None:
+        said, unknown = decoding.translate(model, text, beam, length_power)
+        warn_of_unknown(unknown, "left out")
+        tell(as_json, {"event": "translate", "text": said, "unknown": unknown}, said)
+        return
+    scores = decoding.bleu(model, beam, limit, length_power)
+    with_beam = "" if scores.beam is None else f", beam of {beam} {scores.beam:.2f}"
+    tell(
+        as_json,
+        {"event": "bleu", "run": model.seed, "width": beam, **scores._asdict()},
+        f"BLEU on {scores.sentences} test sentences of run {model.seed}: greedy {scores.greedy:.2f}{with_beam} "
+        f"({scores.signature})",
+    )
+
+
+def generate(
+    given: CheckpointAndText,
+    run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
+    words: Annotated[int, typer.Option(min=0, max=MOST_STEPS, help="number of words to generate")] = 50,
+    temperature: Temperature = 1.0,
+    top: Annotated[int, typer.Option(min=0, help="sample from this many of the most likely words; 0 for all")] = 40,
+    seed: SamplingSeed = 0,
+    data: DataFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a text with a network trained on natlang."""
+    from deepmemory.lab.use import decoding
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
+
+    checkpoint, text = checkpoint_and_text(given)
+    if text is None:
+        raise ValueError("generate takes the beginning of a text, in quotes")
+    model = load_model(choose_checkpoint(checkpoint, out, "natlang"), run, data)
+    said, unknown = decoding.continue_text(model, text, words, temperature, top, seed)
+    warn_of_unknown(unknown, f"read as {decoding.UNKNOWN}")
+    tell(as_json, {"event": "generate", "text": said, "unknown": unknown}, said)
+
+
+def checkpoint_and_text(given: Sequence[str], text_expected: bool = True) -> tuple[Path | None, str | None]:
+    """Both from the command line, where either may be left out."""
+    if len(given) > 2:
+        raise ValueError(f"expected a checkpoint and one text in quotes, got {len(given)} arguments: {' '.join(given)}")
+    if len(given) == 2:
+        return Path(given[0]), given[1]
+    if not given:
+        return None, None
+    is_text = text_expected and not Path(given[0]).exists()
+    return (None, given[0]) if is_text else (Path(given[0]), None)
+
+
+def warn_of_unknown(words: Sequence[str], what: str) -> None:
+    """Name the words that were not in the training text."""
+    if words:
+        print(f"not in the training text, {what}: {', '.join(words)}", file=sys.stderr)
+
+
+def play(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port of the page on this machine; 0 for any")] = 8765,
+    out: TrainedIn = Path("runs"),
+    translation: Annotated[
+        Path | None, typer.Option(help="checkpoint that translates; default: the newest in OUT")
+    ] = None,
+    music: Annotated[Path | None, typer.Option(help="checkpoint that composes; default: the newest in OUT")] = None,
+    data: DataFolder = None,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="open the page in the browser")] = True,
+) -> None:
+    """Serve a page in the browser to train, translate and compose; only to this machine, until Ctrl-C."""
+    from deepmemory.lab.use.play.models import find_model
+    from deepmemory.lab.use.play.server import Server, open_in_browser
+
+    translator, composer = find_model("translation", translation, out, data), find_model("polymusic", music, out, data)
+    with Server(port, translator, composer) as server:
+        print(f"page: {server.address} (Ctrl-C ends it)", flush=True)
+        if open_page:
+            open_in_browser(server.address)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            print("\nstopped", file=sys.stderr)
