@@ -263,7 +263,7 @@ def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool
     from deepmemory.lab import paper as published
 
     rest = dict(changes)
-    depth = parse("depth", int, rest.pop("depth", 1)) if task in published.REAL_DATA else 1
+    depth = parse("depth", int, rest.pop("depth", 1)) if task in published.REAL_RECIPES else 1
     setting = published.setting(task, cell, depth)
     return change(published.quick(setting) if quick else setting, rest)
 
