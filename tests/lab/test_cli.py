@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import deepmemory as dm
 from deepmemory.lab import cli
 from deepmemory.lab.cli.options import AnyMachine, ManyStudies, SettingChanges, as_command
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.settings import Launcher, Machine
 from deepmemory.ops.engines import Availability
 
