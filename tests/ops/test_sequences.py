@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 
 from deepmemory.ops import CELLS, Recurrence, Sequences, engines, fused, scan
-from deepmemory.ops.recurrence import only_plain_has
 
 OF_A_DMU = {"activation": "gelu", "residual": True, "transition": [6, 6, 6]}
 # What a call may have beside lengths, alone and together.
@@ -30,8 +29,6 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         monkeypatch.setattr(engines, "NAMES", (*engines.NAMES, name))
     elif missing(name):
         pytest.skip(f"{name}: {missing(name)}")
-    elif only_plain_has in vars(engines.FUSED[name]).values():
-        pytest.skip(f"{name}: its kernels have lengths alone")
     return name
 
 
