@@ -10,11 +10,12 @@ from pathlib import Path
 
 import gru_study
 
-from deepmemory.lab.bench import speed
+from deepmemory.lab.bench.tables import markdown_table, speed_table
 from deepmemory.lab.records.database import Records
-from deepmemory.lab.report import markdown, real
-from deepmemory.lab.report.scores import accounts
-from deepmemory.lab.report.tables import pictures
+from deepmemory.lab.report.render import markdown
+from deepmemory.lab.report.results.synthetic import synthetic_results
+from deepmemory.lab.report.results.tables import real_results
+from deepmemory.lab.report.sections import real, synthetic
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/engines.md", "docs/faq.md", "docs/paper.md", "docs/why-dmu.md")
@@ -40,10 +41,10 @@ def tables() -> dict[str, str]:
     return {
         "speed": front_table(measured),
         "speed depth": depth_table(measured["H200"]),
-        "speed gpu": speed.speed_table(measured["H200"]),
-        "speed cpu": speed.speed_table(measured["CPU"]),
-        "paper synthetic": markdown.summary(pictures(studies)),
-        "paper real": real.summary(accounts(studies)),
+        "speed gpu": speed_table(measured["H200"]),
+        "speed cpu": speed_table(measured["CPU"]),
+        "paper synthetic": markdown.show(synthetic.summary_table(synthetic_results(studies))),
+        "paper real": markdown.show(real.summary_table(real_results(studies))),
         "starts": gru_study.start_table(beside),
         "rates": gru_study.rate_table(beside),
         "rate ranges": gru_study.range_table(beside),
@@ -72,7 +73,7 @@ def front_table(measured: dict[str, dict]) -> str:
             text += f", {shape['runs']} networks" if shape["runs"] > 1 else ""
             cells = [f"**{time:.3g}**" if time == min(times.values()) else f"{time:.3g}" for time in times.values()]
             rows.append([text, machine, *cells])
-    return speed.table_of(["layer", "machine", *LAYERS], rows)
+    return markdown_table(["layer", "machine", *LAYERS], rows)
 
 
 def depth_table(result: dict) -> str:
@@ -80,7 +81,7 @@ def depth_table(result: dict) -> str:
     for name in DEPTHS:
         shape, times = milliseconds(result, name)
         rows.append([str(len(shape["transition"]) + 1), *(f"{time:.3g}" for time in times.values())])
-    return speed.table_of(["n", *LAYERS], rows)
+    return markdown_table(["n", *LAYERS], rows)
 
 
 def with_tables(text: str) -> str:

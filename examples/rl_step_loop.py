@@ -1,4 +1,4 @@
-"""A recurrent policy step by step, the way of TorchRL: state in and out of a dictionary, reset where an episode begins.
+"""A recurrent policy step by step, in the style of TorchRL: the state is in a dictionary and is reset at a new episode.
 
     python examples/rl_step_loop.py
 
@@ -24,7 +24,7 @@ class Corridors:
         self.start()
 
     def start(self) -> None:
-        """A new episode for everyone."""
+        """Start a new episode in every corridor."""
         self.sign = torch.randint(0, 2, self.sign.shape) * 2.0 - 1
         self.position.zero_()
 
@@ -34,7 +34,7 @@ class Corridors:
         return {"observation": torch.stack([self.sign * first, last.float()], -1), "is_init": first[:, None]}
 
     def step(self, action: Tensor) -> tuple[Tensor, bool]:
-        """One step on; at the end the action (0 or 1) earns +1 or -1 and the episode is over."""
+        """Take one step; at the end the action (0 or 1) earns +1 or -1 and the episode is over."""
         done = bool((self.position == CORRIDOR - 1).all())
         reward = torch.where(action * 2 - 1 == self.sign, 1.0, -1.0) if done else torch.zeros_like(self.sign)
         self.position += 1
@@ -50,14 +50,14 @@ class Policy(nn.Module):
         self.head = nn.Linear(16, 2)
 
     def forward(self, data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """One step for everyone."""
+        """One step in every corridor."""
         state = data.get("state", data["observation"].new_zeros(len(data["observation"]), 16))
         state = self.cell(data["observation"], torch.where(data["is_init"], 0.0, state))
         return {**data, "state": state, "logits": self.head(state)}
 
 
 def episode(policy: Policy, corridors: Corridors) -> tuple[Tensor, Tensor]:
-    """Walk all corridors once: log-probabilities of what was done at the end, and rewards."""
+    """Walk all corridors once; returns log-probabilities of the last actions, and rewards."""
     corridors.start()
     carried: dict[str, Tensor] = {}
     while True:
@@ -70,7 +70,7 @@ def episode(policy: Policy, corridors: Corridors) -> tuple[Tensor, Tensor]:
 
 
 def main(steps: int = 80) -> float:
-    """REINFORCE; the mean reward of a hundred episodes afterwards."""
+    """Train with REINFORCE; returns the mean reward of a hundred episodes afterwards."""
     torch.manual_seed(0)
     policy, corridors = Policy(), Corridors(64)
     optimiser = torch.optim.Adam(dm.parameter_groups(policy, lr=0.05))

@@ -2,7 +2,7 @@
 
     python examples/sequential.py
 
-A layer gives ``(output, h_n)``, as ``nn.GRU`` does; one small module picks what the next layer wants.
+A layer returns ``(output, h_n)``, as ``nn.GRU`` does; one small module picks the final state for the next layer.
 """
 
 import argparse
@@ -16,10 +16,10 @@ SYMBOLS, LENGTH = 4, 40
 
 
 class FinalState(nn.Module):
-    """The last layer's state out of ``(output, h_n)``."""
+    """Picks the last layer's final state out of ``(output, h_n)``."""
 
     def forward(self, result: tuple[Tensor, Tensor]) -> Tensor:
-        """(B, d)."""
+        """The final state, (B, d)."""
         return result[1][-1]
 
 
@@ -30,7 +30,7 @@ def draw(batch: int) -> tuple[Tensor, Tensor]:
 
 
 def main(steps: int = 200) -> float:
-    """Train; the share of right answers on new sequences."""
+    """Train; returns the share of right answers on new sequences."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Embedding(SYMBOLS, 8),

@@ -1,10 +1,10 @@
-"""A stream of measurements, one step at a time: the state is carried along, nothing is computed twice.
+"""A stream of measurements, one step at a time: the state is carried along, and no step is computed twice.
 
     python examples/streaming.py
 
-Three sensors tick along and one of them jumps now and then. A small DMU learns to say what comes next; its error shows
-the jumps while the stream runs. Then: microseconds per step, against ``nn.GRUCell`` and, where it is installed, in
-ONNX Runtime.
+Three sensors, one of which jumps now and then. A small DMU learns to predict the next measurement; its error shows the
+jumps while the stream runs. Then the time per step is compared with ``nn.GRUCell`` and, where it is installed, ONNX
+Runtime.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import deepmemory as dm
 from deepmemory import export
 
 SENSORS = 3
-Stepper = Callable[[Tensor], Tensor]  # takes the next measurement, keeps the state to itself
+Stepper = Callable[[Tensor], Tensor]  # takes the next measurement and keeps the state inside
 
 
 def sensor_stream(seed: int, jumps: bool = True) -> Iterator[tuple[Tensor, bool]]:
@@ -38,7 +38,7 @@ def sensor_stream(seed: int, jumps: bool = True) -> Iterator[tuple[Tensor, bool]
 
 
 class Forecaster(nn.Module):
-    """The state after each measurement says what the next one will be."""
+    """Predicts the next measurement from the state after each one."""
 
     def __init__(self, hidden_size: int = 64) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Forecaster(nn.Module):
 
 
 def train(steps: int, length: int = 60) -> Forecaster:
-    """On whole sequences: fused loops over time."""
+    """Train on whole sequences, with fused loops over time."""
     torch.manual_seed(0)
     model = Forecaster()
     optimiser = torch.optim.Adam(dm.parameter_groups(model, lr=0.02))
@@ -66,8 +66,8 @@ def train(steps: int, length: int = 60) -> Forecaster:
 
 
 @torch.no_grad()
-def watch(model: Forecaster, steps: int, seed: int = 999) -> list[tuple[float, bool]]:
-    """Step by step: how far the first sensor was from its forecast, and whether it had jumped."""
+def forecast_errors(model: Forecaster, steps: int, seed: int = 999) -> list[tuple[float, bool]]:
+    """Run step by step: how far the first sensor was from its forecast, and whether it had jumped."""
     step = export.Step(model.recurrent)
     state, forecast, seen = step.initial_state(), torch.zeros(1, SENSORS), []
     for _, (x, jumped) in zip(range(steps), sensor_stream(seed), strict=False):
@@ -78,7 +78,7 @@ def watch(model: Forecaster, steps: int, seed: int = 999) -> list[tuple[float, b
 
 
 def eager_cell(cell: nn.Module) -> Stepper:
-    """``h = cell(x, h)`` in Python."""
+    """A cell, called step by step: ``h = cell(x, h)``."""
     h: Tensor | None = None
 
     def advance(x: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ def eager_cell(cell: nn.Module) -> Stepper:
 
 
 def eager_layer(layer: nn.Module) -> Stepper:
-    """A whole layer over one step, by the engine that takes it."""
+    """A layer, called with sequences of one step."""
     h: Tensor | None = None
 
     def advance(x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def onnx_step(layer: nn.Module, folder: Path) -> Stepper:
 
 @torch.no_grad()
 def latencies(hidden_size: int = 64, steps: int = 2000) -> dict[str, float]:
-    """Median microseconds of one step of one stream, after every way was found to give the same numbers."""
+    """Median microseconds per step of one stream; raises unless all ways give the same numbers."""
     torch.manual_seed(0)
     dmu, gru = dm.DMU(SENSORS, hidden_size), nn.GRUCell(SENSORS, hidden_size)
     cell = dm.DMUCell(SENSORS, hidden_size)
@@ -144,14 +144,14 @@ def latencies(hidden_size: int = 64, steps: int = 2000) -> dict[str, float]:
             ways["dm.DMU in ONNX Runtime"] = onnx_step(dmu, Path(folder))
         times: dict[str, list[float]] = {name: [] for name in ways}
         first: dict[str, Tensor] = {}
-        for x in signal:  # in turns, so that all ways meet the same machine
+        for x in signal:  # in turns, so that a busy moment hits all ways alike
             for name, advance in ways.items():
                 started = time.perf_counter()
                 h = advance(x)
                 times[name].append((time.perf_counter() - started) * 1e6)
                 kind = "GRU" if "GRU" in name else "DMU"
                 if not torch.allclose(first.setdefault(f"{kind} {len(times[name])}", h), h, rtol=1e-4, atol=1e-5):
-                    raise SystemExit(f"{name} differs from the others at step {len(times[name])}; no time told")
+                    raise SystemExit(f"{name} differs from the others at step {len(times[name])}; no times shown")
     return {name: statistics.median(values[steps // 10 :]) for name, values in times.items()}
 
 
@@ -160,7 +160,7 @@ if __name__ == "__main__":
     options.add_argument("--train", type=int, default=300, help="optimiser steps before the stream begins")
     options.add_argument("--steps", type=int, default=2000, help="of the stream")
     given = options.parse_args()
-    seen = watch(train(given.train), given.steps)
+    seen = forecast_errors(train(given.train), given.steps)
     quiet = statistics.median(error for error, jumped in seen if not jumped)
     print(f"error of a forecast: {quiet:.3f}; where the sensor jumped: {[round(e, 2) for e, jumped in seen if jumped]}")
     for name, microseconds in latencies(steps=given.steps).items():

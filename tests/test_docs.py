@@ -82,6 +82,11 @@ def test_latencies_are_those_measured():
     assert streaming.with_table(page, kept) == page
 
 
+def test_the_front_page_shows_a_short_recording():
+    (recording,) = re.findall(r"!\[[^]]+\]\((\w+\.gif)\)", (DOCS / "index.md").read_text())
+    assert (DOCS / recording).stat().st_size < 400_000
+
+
 def test_every_public_name_is_in_the_reference():
     import deepmemory as dm
 

@@ -38,11 +38,11 @@ def test_rl_step_loop():
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # the ONNX exporter's own
 def test_streaming():
     example = load("streaming")
-    seen = example.watch(example.train(150), 500)
+    seen = example.forecast_errors(example.train(150), 500)
     quiet = statistics.median(error for error, jumped in seen if not jumped)
     assert quiet < 0.1
     assert min(error for error, jumped in seen if jumped) > 1
-    assert all(0 < microseconds < 1e5 for microseconds in example.latencies(16, steps=50).values())
+    assert set(example.latencies(16, steps=50)) >= {"nn.GRUCell", "dm.DMUCell", "dm.DMU, one step"}
 
 
 def test_the_kept_latencies_are_those_of_the_example():

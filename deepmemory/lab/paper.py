@@ -52,7 +52,7 @@ LENGTHS = {"adding": (100, 110), "temporal-order": (100, 110), "noisy-sequence":
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says of a figure; ``deepmemory.lab.report.tables`` checks it against records."""
+    """What the paper says of a figure; ``deepmemory.lab.report.results`` checks it against records."""
 
     text: str  # in few words
     check: str  # name of the rule that decides
@@ -504,7 +504,7 @@ def depth_of(setting: Setting) -> int:
 
 @dataclass(frozen=True)
 class TableClaim:
-    """What the paper says of tables; ``deepmemory.lab.report.claims`` checks it against them and against records."""
+    """What the paper says of tables; ``deepmemory.lab.report.results`` checks it against them and against records."""
 
     text: str  # in few words
     check: str  # name of the rule that decides

@@ -1,4 +1,4 @@
-"""Drives a real browser: Chromium, told what to do over a pipe in its DevTools protocol."""
+"""Drives a real browser: Chromium, over a pipe, in its DevTools protocol."""
 
 import json
 import os
@@ -10,11 +10,12 @@ import time
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
+PATIENCE = 120  # seconds until a test gives up; no test depends on how long anything takes
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
 
 
 class Browser:
-    """One page; what its console says and what it asks the network for are noted."""
+    """One page; console messages and network requests are recorded."""
 
     def __init__(self, profile):
         self.commands, theirs_in = os.pipe()[::-1]
@@ -44,10 +45,10 @@ class Browser:
         os.close(self.commands)
         os.close(self.answers)
         self.process.terminate()
-        self.process.wait(20)
+        self.process.wait(PATIENCE)
 
     def call(self, method, **parameters):
-        """What the browser answers to a command of the protocol."""
+        """Send a command of the protocol; returns its result."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
@@ -58,7 +59,7 @@ class Browser:
         assert "error" not in answer, answer
         return answer["result"]
 
-    def read(self, seconds=30):
+    def read(self, seconds=PATIENCE):
         """The next message."""
         while b"\0" not in self.unread:
             assert select.select([self.answers], [], [], seconds)[0], "the browser does not answer"
@@ -85,8 +86,8 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def wait(self, expression, seconds=15):
-        """Until an expression holds; its value."""
+    def wait(self, expression, seconds=PATIENCE):
+        """Wait until an expression is true; returns its value."""
         until = time.monotonic() + seconds
         while not (value := self.run(expression)):
             assert time.monotonic() < until, f"{expression} did not come true; {self.console}"
@@ -94,7 +95,7 @@ class Browser:
         return value
 
     def click(self, selector):
-        """With the mouse, in the middle of an element."""
+        """Click into the middle of an element."""
         x, y = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
@@ -104,7 +105,7 @@ class Browser:
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def type(self, selector, text):
-        """In the place of what a field holds."""
+        """Replace the content of a field."""
         self.click(selector)
         self.run(f"document.querySelector({json.dumps(selector)}).select()")
         self.call("Input.insertText", text=text)

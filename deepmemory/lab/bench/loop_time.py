@@ -1,7 +1,7 @@
 """How long studies would take as an ordinary Python loop over time, one run after another.
 
-A few training steps of one run are timed with the plain engine, without CUDA graphs and without runs side by side: the
-way such networks are usually written, the paper's among them. The whole is that times the number of steps.
+A few training steps of one run are timed with the plain engine, without CUDA graphs and without runs side by side:
+this is how such networks are usually written, the paper's among them. A study's time is extrapolated from that.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ from deepmemory.lab.settings import DEFAULTS, Machine, Setting
 from deepmemory.lab.training import random_streams
 from deepmemory.lab.training.progress import StudyProgress
 
-FILE = "loop.json"  # beside the records
-STEPS = 3  # that are timed, after one that is not
+FILE = "loop.json"  # in the folder of the records
+STEPS = 3  # timed, after one for warming up
 RATES = ("lr", "module_rate", "weight_decay", "gamma")
 STARTS = ("memory_bias", "forget_bias", "input_bias", "update_bias")
 
 
 @dataclass(frozen=True)
 class LoopTime:
-    """One study."""
+    """The measured time of one study's training steps."""
 
     key: str  # see key_of
     name: str
     step_seconds: float  # median
-    steps: int  # of an epoch
+    steps: int  # per epoch
 
     def run_seconds(self, epochs: int) -> float:
-        """One run of so many epochs, evaluation not counted."""
+        """The time of one run of this many epochs, without evaluation."""
         return self.step_seconds * self.steps * epochs
 
 
 def key_of(setting: Setting) -> str:
-    """The same for studies whose steps take the same time: rates and biases at the start do not count."""
+    """A key that studies share if their steps take the same time: learning rates and initial biases do not count."""
     alike: dict[str, Any] = {name: DEFAULTS[name] for name in RATES + STARTS}
     return replace(setting, **alike).key
 
 
 def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
-    """Time a few steps.
+    """Time a few training steps.
 
-    A translation is timed with the teacher's words, which spares the loop the search for its own.
+    Translation is timed with teacher forcing, where the loop need not choose its own words.
     """
     from deepmemory.lab.training import loop  # the report, which only reads, does not need it
 
@@ -82,19 +82,19 @@ def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
 
 
 def first(value: Any) -> Any:
-    """Of the only run."""
+    """A batch's value for its only run."""
     return value[0] if isinstance(value, torch.Tensor) else value
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, when everything before is done."""
+    """The time in seconds, once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def write(settings: Iterable[Setting], machine: Machine, out: Path, say: Callable[[str], None] = print) -> Path:
-    """Time all of these and add them to what ``out`` knows; the file is whole after every study."""
+    """Time these studies and add them to the file in ``out``, which is complete after every study."""
     path = out / FILE
     known = {one.key: one for one in read(out)}
     wanted: dict[str, Setting] = {}
@@ -110,7 +110,7 @@ def write(settings: Iterable[Setting], machine: Machine, out: Path, say: Callabl
 
 
 def read(out: Path | str) -> Sequence[LoopTime]:
-    """What was written, or nothing."""
+    """The times in the file of a folder; none where there is no file."""
     path = Path(out) / FILE
     if not path.exists():
         return []
@@ -121,5 +121,5 @@ def read(out: Path | str) -> Sequence[LoopTime]:
         return found
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} cannot be read ({error}); remove it, and write it anew with dmu bench --studies"
+            f"{path} cannot be read ({error}); remove it, and measure again with dmu bench --studies"
         ) from None

@@ -26,8 +26,7 @@ def report(
 
 def show_report(out: Path, to: Path | None = None, *, tasks: Sequence[str] = TASKS, as_json: bool) -> None:
     """Write pages and figures, and print the results of these tasks."""
-    from deepmemory.lab.report import write_report
-    from deepmemory.lab.report.text import print_report
+    from deepmemory.lab.report import print_report, write_report
 
     if (out / "sweeps.sqlite").exists():
         report_searches(out, to, as_json=as_json)
@@ -36,9 +35,9 @@ def show_report(out: Path, to: Path | None = None, *, tasks: Sequence[str] = TAS
     written = write_report(out, to)
     if as_json:
         places = {"page": str(written.page), "markdown": str(written.markdown)}
-        print(json.dumps({"event": "report", **places, "pictures": written.as_data()}))
+        print(json.dumps({"event": "report", **places, "tasks": written.data}))
     else:
-        print_report([picture for picture in written.pictures if picture.task in tasks])
+        print_report(written, tasks)
         print(f"page: {written.page.resolve()}")
 
 
@@ -75,8 +74,11 @@ def bench(
     precisions: Annotated[str, typer.Option(help="separated by commas: float32, tf32, bfloat16")] = "float32",
     cells: Annotated[str, typer.Option(help="layers to time, separated by commas: DMU, RHN, RNN, GRU, LSTM")] = "DMU",
     seconds: Annotated[float, typer.Option(min=0, max=3600, help="time for each contestant at each shape")] = 1.0,
+    minutes: Annotated[
+        float, typer.Option(min=0, max=10_000, help="time for everything; the rest is skipped, and listed; 0: no limit")
+    ] = 10.0,
     growth: Annotated[bool, typer.Option(help="also vary one size at a time")] = False,
-    loop: Annotated[bool, typer.Option(help="also time the Python loop")] = True,
+    loop: Annotated[bool, typer.Option(help="also time the Python loop and further peers")] = True,
     engines: Annotated[
         str | None, typer.Option(help="engines to time, separated by commas; default: all that work here")
     ] = None,
@@ -90,6 +92,9 @@ def bench(
     import torch
 
     from deepmemory.lab.bench import speed
+    from deepmemory.lab.bench.figure import draw
+    from deepmemory.lab.bench.shapes import CPU_SHAPES, GPU_SHAPES, SHAPES
+    from deepmemory.lab.bench.tables import speed_table
 
     if studies:
         return time_loops(studies, machine, out)
@@ -97,21 +102,22 @@ def bench(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_choice("device", device, ("cpu", "cuda"))
-    usual = speed.GPU_SHAPES if device == "cuda" else speed.CPU_SHAPES
-    file = out / f"bench-{device}.json"
-    result = speed.bench(
+    usual = GPU_SHAPES if device == "cuda" else CPU_SHAPES
+    plan = speed.Benchmark(
         device,
-        [check_choice("shape", name, tuple(speed.SHAPES)) for name in (split(shapes) if shapes else usual)],
-        [check_choice("precision", name, speed.PRECISIONS) for name in split(precisions)],
-        [check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)],
-        seconds,
-        growth,
-        loop,
-        file,
-        engines=[check_choice("engine", name, speed.NAMES) for name in split(engines)] if engines else speed.NAMES,
+        tuple(check_choice("shape", name, tuple(SHAPES)) for name in (split(shapes) if shapes else usual)),
+        tuple(check_choice("precision", name, speed.PRECISIONS) for name in split(precisions)),
+        tuple(check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)),
+        tuple(check_choice("engine", name, speed.NAMES) for name in split(engines)) if engines else speed.NAMES,
+        seconds=seconds,
+        minutes=minutes,
+        growth=growth,
+        loop=loop,
     )
-    speed.draw(result, file.with_suffix(".svg"))
-    print(speed.speed_table(result))
+    file = out / f"bench-{device}.json"
+    result = speed.bench(plan, file)
+    draw(result, file.with_suffix(".svg"))
+    print(speed_table(result))
     print(f"numbers: {file}\npicture: {file.with_suffix('.svg')}")
 
 

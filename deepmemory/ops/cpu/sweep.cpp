@@ -462,17 +462,13 @@ class Sweep {
     }
   }
 
-  // What a map took in at every step of a chunk; `below` is what the map before it took in.
-  Steps<const T> inputs(const Linear& l, Steps<const T> below, i64 low, i64 count) const {
-    const P at = record(low);
-    const Const before = previous_at(low, low);
-    const i64 step = plan.lanes || l.layer > 0 ? step_of(plan.record) : step_of(before.ld);
-    const Steps<const T> kept{transition.input(l, before, {at.at, at.ld}), step};
-    if (!transition.alters(l.layer)) return kept;
+  // What a map saw of its inputs at every step of a chunk; `below` is what the map before it saw.
+  Steps<const T> seen_of(const Linear& l, Steps<const T> inputs, Steps<const T> below, i64 low, i64 count) const {
+    if (!transition.alters(l.layer)) return inputs;
     const i64 ld = chunk_ld(plan.widest);
     const Steps<T> room{{seen, row_ld(ld)}, step_of(ld)};
     for (i64 i = 0; i < count; i++) {
-      transition.seen(l.layer, kept.at(i), below.at(i), room.at(i));
+      transition.seen(l.layer, inputs.at(i), below.at(i), room.at(i));
       clear_idle(room.at(i), plan.lanes ? l.in * kLanes : l.in, low + i);
     }
     return {{seen, row_ld(ld)}, room.step};
@@ -481,11 +477,16 @@ class Sweep {
   void end_chunk(i64 low, i64 count) {
     const Const delta{deltas, row_ld(plan.delta)};
     const i64 delta_step = step_of(plan.delta), x_ld = chunk_ld(call.inputs);
+    const P at = record(low);
+    const Const first = previous_at(low, low);
     Steps<const T> in{{xs, row_ld(x_ld)}, step_of(x_ld)};
     T* to = sums;
     for (i64 i = 0; i < plan.linears; i++) {
       const Linear& l = plan.linear[i];
-      if (i > 0) in = inputs(l, in, low, count);
+      if (i > 0) {
+        const i64 step = plan.lanes || l.layer > 0 ? step_of(plan.record) : step_of(first.ld);
+        in = seen_of(l, {transition.input(l, first, {at.at, at.ld}), step}, in, low, count);
+      }
       if (needs_weight(i)) maps.add_gradient(l, in.first, in.step, delta, delta_step, count, to);
       to += maps.weight_sums(l);
       if (needs_bias(i)) maps.add_bias_gradient(l, delta, delta_step, count, to);

@@ -16,7 +16,7 @@ from deepmemory.lab.data.fetching import fetch
 from deepmemory.lab.records import database
 from deepmemory.lab.records.database import hold_lock, save_checkpoint
 from deepmemory.lab.report import write_report
-from deepmemory.lab.report.tables import figure_name
+from deepmemory.lab.report.words import figure_name
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.training import studies
 from deepmemory.lab.training.progress import PlainLines

@@ -166,7 +166,7 @@ class TestFinding:
         model = load_model(first.path)
         assert first.weights == sum(weight.numel() for weight in model.network.parameters())
         runs = recorded_in(out, model.setting)
-        assert first.scores["valid_loss"] == min(values[1] for run in runs for values in run.curves)
+        assert first.scores["valid_loss"] == min(min(run.curves["valid_loss"]) for run in runs)
         assert set(second.scores) == {"valid_loss", "valid_perplexity"}
         assert list_models(out / "empty") == []
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from lab.browser import CHROMIUM, Browser
+from lab.browser import CHROMIUM, PATIENCE, Browser
 from lab.checkpoints import made, small, train
 from lab.real_data import MEANT
 
@@ -71,7 +71,7 @@ def serving():
     yield start
     for one, thread in started:
         one.shutdown()
-        thread.join(10)
+        thread.join()
         one.server_close()
 
 
@@ -80,7 +80,7 @@ def ask(one, path, request=None, method=None, **headers):
     body = request if request is None or isinstance(request, bytes) else json.dumps(request).encode()
     if body is not None:
         headers = {"Content-Type": "application/json", **headers}
-    connection = http.client.HTTPConnection("127.0.0.1", one.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", one.server_port, timeout=PATIENCE)
     connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
     answer = connection.getresponse()
     content = answer.read()
@@ -392,7 +392,7 @@ class TestPage:
 
     @pytest.mark.parametrize(("path", "file"), [("/", "page.html"), ("/page.css", "page.css"), ("/page.js", "page.js")])
     def test_its_files_come_with_a_policy(self, serving, path, file):
-        connection = http.client.HTTPConnection("127.0.0.1", serving().server_port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", serving().server_port, timeout=PATIENCE)
         connection.request("GET", path)
         answer = connection.getresponse()
         assert answer.read() == (FOLDER / file).read_bytes()
@@ -445,14 +445,14 @@ def test_the_command_serves_until_it_is_interrupted(tmp_path):
     try:
         line = process.stdout.readline()
         port = int(re.fullmatch(r"page: http://127\.0\.0\.1:(\d+)/ \(Ctrl-C ends it\)\n", line)[1])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
         connection.request(
             "POST", "/start", json.dumps(TRAINING | {"epochs": 500}), {"Content-Type": "application/json"}
         )
         assert connection.getresponse().status == 200
         connection.close()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == 0
