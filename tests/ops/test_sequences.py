@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 
 from deepmemory.ops import CELLS, Recurrence, Sequences, engines, fused, scan
-from deepmemory.ops.recurrence import only_plain_has
 
 OF_A_DMU = {"activation": "gelu", "residual": True, "transition": [6, 6, 6]}
 OF_A_TRANSITION = ("hidden_mask", "residual")
@@ -29,8 +28,6 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     if name == "reference":
         monkeypatch.setitem(engines.FUSED, name, Reference())
         monkeypatch.setattr(engines, "NAMES", (*engines.NAMES, name))
-    elif only_plain_has in vars(engines.FUSED[name]).values():
-        pytest.skip(f"{name}: its kernels have lengths alone")
     return name
 
 
