@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Records, Study
+from deepmemory.lab.records import Records, Study
 from deepmemory.lab.report.blocks import Table, text_columns
 from deepmemory.lab.report.render import markdown
 from deepmemory.lab.settings import THRESHOLDS, Setting, threshold_label

@@ -11,7 +11,7 @@ from pathlib import Path
 import gru_study
 
 from deepmemory.lab.bench.tables import markdown_table, speed_table
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.report.render import markdown
 from deepmemory.lab.report.results.synthetic import synthetic_results
 from deepmemory.lab.report.results.tables import real_results

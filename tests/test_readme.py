@@ -105,7 +105,7 @@ def test_the_readme_is_short():
 
 def test_how_long_a_study_takes_is_what_the_records_say():
     from deepmemory.lab import paper
-    from deepmemory.lab.records.database import Records
+    from deepmemory.lab.records import Records
 
     kept = Records(REPRODUCTION)
     language = kept.study(paper.setting("natlang", "dmu").key)

@@ -2,7 +2,7 @@
 
 import math
 
-from deepmemory.lab.records.database import DIVERGED, RUNNING, SPENT, Records, Run, Study
+from deepmemory.lab.records import DIVERGED, RUNNING, SPENT, Records, Run, Study
 from deepmemory.lab.report.results.tables import nearest
 from deepmemory.lab.tasks import TASK_CLASSES, series_of
 

@@ -59,9 +59,9 @@ def merge(
     out: Annotated[Path, typer.Option("--out", help="new folder for all of them")],
 ) -> None:
     """Join and pack the records of several machines; records that contradict one another are refused."""
-    from deepmemory.lab.records import database
+    from deepmemory.lab import records
 
-    merged = database.merge(sources, out)
+    merged = records.merge(sources, out)
     studies = merged.studies()
     merged.close()
     print(f"{out}: {len(studies)} studies, {sum(len(study.runs) for study in studies)} runs")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deepmemory.lab.bench import loop_time
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.report import figures
 from deepmemory.lab.report.blocks import Page
 from deepmemory.lab.report.render import html, markdown

@@ -4,7 +4,7 @@ import re
 import statistics
 from pathlib import Path
 
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 
 DOCS = Path(__file__).parents[3] / "docs"
 RATES = {("formula", 0.02): "rule", ("same", 0.02): "full"}  # everything else is small

@@ -8,7 +8,7 @@ import pytest
 from lab.made_studies import record_losses
 
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Records, Study, merge
+from deepmemory.lab.records import Records, Study, merge
 from deepmemory.lab.report.figures import rate_styles
 from deepmemory.lab.report.results.gradients import QUANTITIES, GradientStudy, gradient_results, published
 from deepmemory.lab.report.sections.gradients import association_table, summary_table

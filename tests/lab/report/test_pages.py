@@ -13,7 +13,7 @@ from lab.browser import CHROMIUM, Browser
 from lab.made_studies import made, record, record_losses
 
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.report import print_report, write_report
 from deepmemory.lab.report.blocks import Column, Details, Heading, Items, Mark, Page, Section, Table, Text
 from deepmemory.lab.report.figures import STYLES, draw_curves, over_runs, render, spread_out

@@ -6,7 +6,7 @@ import pytest
 from lab.made_studies import record_losses
 
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Records, first_under
+from deepmemory.lab.records import Records, first_under
 from deepmemory.lab.report.results.synthetic import RULES, epochs_with_patience, synthetic_results
 from deepmemory.lab.settings import CELLS, DEFAULTS, SYNTHETIC, THRESHOLDS, change
 

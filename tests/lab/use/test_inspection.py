@@ -11,7 +11,7 @@ from lab.checkpoints import made, small, train
 from lab.test_cli import SMALL, error_of, invoke, start, wait_for_epoch
 
 import deepmemory as dm
-from deepmemory.lab.records.database import DIVERGED, Records, merge
+from deepmemory.lab.records import DIVERGED, Records, merge
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.training import loop, random_streams, studies
 from deepmemory.lab.training.progress import PlainLines

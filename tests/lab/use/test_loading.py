@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tolerances import assert_close
 
 from deepmemory.lab.data import MissingData, files
-from deepmemory.lab.records.database import Records, RecordsError, load_checkpoint, save_checkpoint
+from deepmemory.lab.records import Records, RecordsError, load_checkpoint, save_checkpoint
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.tasks import Translation
 from deepmemory.lab.training import loop, random_streams

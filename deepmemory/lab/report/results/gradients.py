@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 from deepmemory.gradients import CANDIDATE_LIMIT, GATE_LIMIT
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Run, Study
+from deepmemory.lab.records import Run, Study
 from deepmemory.lab.report import words
 from deepmemory.lab.settings import SYNTHETIC, TASKS, Setting
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from deepmemory.lab import paper
 from deepmemory.lab.paper import Claim, Reading
-from deepmemory.lab.records.database import DIVERGED, RUNNING, Run, Study
+from deepmemory.lab.records import DIVERGED, RUNNING, Run, Study
 from deepmemory.lab.report import words
 from deepmemory.lab.report.results.claims import Rule, Verdict
 from deepmemory.lab.report.results.stats import median

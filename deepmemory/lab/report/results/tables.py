@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from deepmemory.lab import paper
 from deepmemory.lab.paper import Reading, Spread
-from deepmemory.lab.records.database import DIVERGED, REACHED, Run, Study
+from deepmemory.lab.records import DIVERGED, REACHED, Run, Study
 from deepmemory.lab.report import words
 from deepmemory.lab.report.blocks import Mark
 from deepmemory.lab.report.results.stats import spread, welch

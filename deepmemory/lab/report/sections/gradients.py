@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from deepmemory.gradients import CANDIDATE_LIMIT, GATE_LIMIT
-from deepmemory.lab.records.database import Run
+from deepmemory.lab.records import Run
 from deepmemory.lab.report import figures, words
 from deepmemory.lab.report.blocks import (
     Block,

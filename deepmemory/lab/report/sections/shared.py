@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from deepmemory.lab.paper import Reading
-from deepmemory.lab.records.database import Study
+from deepmemory.lab.records import Study
 from deepmemory.lab.report import words
 from deepmemory.lab.report.blocks import Block, Column, Details, Items, Mark, Table, Text, number
 from deepmemory.lab.report.results.claims import Verdict
