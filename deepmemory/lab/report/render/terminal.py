@@ -22,7 +22,7 @@ def show(pages: Iterable[Page], tasks: Collection[str]) -> None:
         if any(isinstance(block, Table) for block in section.blocks):
             console.print(styled(section.title, "bold underline"))
             folded = [block.summary for block in section.blocks if isinstance(block, Details)]
-            rest = [styled(f"Also on the page: {'; '.join(folded)}", "dim")] if folded else []
+            rest = [styled(f"The report also has: {'; '.join(folded)}", "dim")] if folded else []
             for one in [*filter(None, map(renderable, section.blocks)), *rest]:
                 console.print(one)
                 console.print()
