@@ -23,6 +23,7 @@ from deepmemory.lab.report.sections.synthetic import synthetic_page
 from deepmemory.lab.writing import put, without_links
 
 TITLE = "Deep Memory Update: the paper and this reproduction"
+SEARCHES = "sweeps.html"  # a page of its own, written before this one
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def write_report(out: Path | str, to: Path | str | None = None) -> WrittenReport
     for page in report.pages:
         put(folder / f"{page.name}.md", markdown.render(page).encode())
     svg = {name: paths["svg"].read_bytes() for name, paths in files.items()}
-    put(folder / "index.html", html.render(TITLE, report.pages, svg, report.data).encode())
+    links = {"Hyperparameter searches": SEARCHES} if (folder / SEARCHES).exists() else {}
+    put(folder / "index.html", html.render(TITLE, report.pages, svg, report.data, links).encode())
     written = [path for paths in files.values() for path in paths.values()]
     return WrittenReport(
         report.pages, report.data, folder / "index.html", folder / f"{report.pages[0].name}.md", written

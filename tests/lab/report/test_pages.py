@@ -102,12 +102,15 @@ def test_the_start_is_named_in_captions_and_settings(recorded):
 
 def test_files_and_data(recorded, tmp_path):
     first, second = (write_report(recorded, tmp_path / name) for name in ("one", "two"))
+    assert "sweeps.html" not in second.page.read_text()
+    (second.page.parent / "sweeps.html").touch()  # a page of searches is linked where there is one
     assert first.page == tmp_path / "one" / "index.html"
     assert first.markdown.name == "synthetic.md"
     names = sorted(path.name for path in first.files if path.suffix == ".svg")
     assert names == ["adding.svg", "natlang.svg", "polymusic-other.svg"]
     for one, two in zip(first.files, second.files, strict=True):
         assert one.read_bytes() == two.read_bytes(), one.name
+    assert '<a href="sweeps.html">' in write_report(recorded, tmp_path / "two").page.read_text()
     page = first.page.read_text()
     assert not re.search(r'(src|href)="(?!data:|#|https://arxiv\.org/)', page)
     data = json.loads(re.search(r'id="report-data">(.*)</script>', page)[1])

@@ -417,7 +417,7 @@ def test_the_command_searches_reports_and_resumes(tmp_path):
     report = CliRunner().invoke(cli.app, ["report", "--out", str(tmp_path)])
     assert report.exit_code == 0
     text = page.read_text()
-    assert "<img" in text
+    assert "data:image/svg+xml" in text
     assert text.count("<tr><td>") == 3
     assert list(page.parent.glob("adding-dmu-*.svg"))
 

@@ -38,9 +38,19 @@ details { margin: 1rem 0; } summary { cursor: pointer; color: #0a4b78; }
 LONG = 40  # characters in a cell that get more room
 
 
-def render(title: str, pages: Sequence[Page], figures: Mapping[str, bytes], data: Any = None) -> str:
-    """The document: contents, then page after page; ``figures`` are SVG by name, ``data`` is for machines."""
+def render(
+    title: str,
+    pages: Sequence[Page],
+    figures: Mapping[str, bytes],
+    data: Any = None,
+    links: Mapping[str, str] | None = None,
+) -> str:
+    """The document: contents, then page after page.
+
+    ``figures`` are SVG by name, ``data`` is for machines, ``links`` are further pages by title.
+    """
     content = "\n".join(part(page, figures) for page in pages)
+    further = "".join(f'<li><a href="{escape(to)}">{escape(name)}</a></li>' for name, to in (links or {}).items())
     script = ""
     if data is not None:
         as_json = json.dumps(data).replace("<", r"\u003c")
@@ -56,7 +66,7 @@ def render(title: str, pages: Sequence[Page], figures: Mapping[str, bytes], data
 </head>
 <body>
 <h1>{escape(title)}</h1>
-<nav aria-label="Contents"><ul>{"".join(map(contents, pages))}</ul></nav>
+<nav aria-label="Contents"><ul>{"".join(map(contents, pages))}{further}</ul></nav>
 {content}
 {script}</body>
 </html>
