@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepmemory.gradients.observation import Observed, call, check_contains, observe
 from deepmemory.gradients.summary import CALL_COLUMNS, LayerCall, Parts, quantiles, table
-from deepmemory.gradients.transition import check_deterministic, given_module
+from deepmemory.gradients.transition import check_deterministic, transition_of
 from deepmemory.nn.dmu import DMU
-from deepmemory.ops.plain import ACTIVATION
+from deepmemory.ops import Sequences
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,13 +84,9 @@ def gates(model: nn.Module, inputs: Any, **options: Any) -> Gates:
 
 def keep_shares(dmu: DMU, record: Observed) -> Tensor:
     """sigmoid(z) of all steps at once, from the states that the layer went through."""
-    y = record.y
-    joined = torch.cat([record.x.to(y.dtype), record.states_before()], -1)
-    d = y.shape[-1]
-    module = given_module(dmu, record.layer, record.direction)
-    if module is not None:
-        return torch.sigmoid(module(joined.flatten(0, 1))[..., :d]).unflatten(0, y.shape[:2])
-    for index, (weight, bias) in enumerate(dmu.transition_weights(record.layer, record.direction)):
-        joined = ACTIVATION[dmu.activation](joined) if index else joined
-        joined = F.linear(joined, weight.to(y.dtype), None if bias is None else bias.to(y.dtype))
-    return torch.sigmoid(joined[..., :d])
+    y, steps = record.y, len(record.y)
+    masks = (None if mask is None else mask.to(y.dtype).repeat(steps, 1) for mask in record.sequences[2:])
+    # A transition given as a module may be written for a batch of rows.
+    transition = transition_of(dmu, record.layer, record.direction, Sequences(None, None, *masks))
+    transformed = transition(record.x.to(y.dtype).flatten(0, 1), record.states_before().flatten(0, 1))
+    return torch.sigmoid(transformed[..., : y.shape[-1]]).unflatten(0, y.shape[:2])

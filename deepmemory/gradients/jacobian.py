@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepmemory.gradients.transition import check_deterministic, check_place, dense_layers, given_module, sizes
-from deepmemory.nn.dmu import DMU, DMUCell
+from deepmemory.gradients.transition import check_deterministic, check_place, dense_layers, sizes, transition_of
+from deepmemory.nn.dmu import DMU, DMUCell, is_dense
 from deepmemory.ops.plain import ACTIVATION
 
 
@@ -66,13 +66,12 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
         )
     batched = x.dim() == 2
     x, h = (x, h) if batched else (x[None], h[None])
-    module = given_module(dmu, layer, direction)
-    if module is None:
+    if is_dense(dmu):
         z, candidate, by_state = dense_derivative(dmu, x, h, layer, direction)
     else:
-        z, candidate = module(torch.cat([x, h], -1)).chunk(2, -1)
-        jacobian = torch.func.jacrev(lambda h, x: module(torch.cat([x, h], -1)))
-        by_state = torch.func.vmap(jacobian, randomness="different")(h, x)
+        transition = transition_of(dmu, layer, direction)
+        z, candidate = transition(x, h).chunk(2, -1)
+        by_state = torch.func.vmap(torch.func.jacrev(transition, 1), randomness="different")(x, h)
     z_by_state, candidate_by_state = by_state.chunk(2, -2)
     keep, new = torch.sigmoid(z), torch.tanh(candidate)
     zoned_out = dmu.zoneout  # the share of steps at which a unit keeps its state whatever the gate says

@@ -15,8 +15,9 @@ from torch.nn.utils.rnn import PackedSequence
 
 from deepmemory.gradients.summary import LayerCall
 from deepmemory.nn.recurrent import Recurrent, State
+from deepmemory.ops import Sequences
 
-Run = Callable[[int, int, Tensor, State, Tensor | None, Tensor | None], tuple[Tensor, State]]
+Run = Callable[[int, int, Tensor, State, Sequences], tuple[Tensor, State]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -25,15 +26,16 @@ class Observed(LayerCall):
 
     x: Tensor  # (T, B, m)
     start: State
-    lengths: Tensor | None
+    sequences: Sequences
     order: Tensor | None  # puts a sorted batch back into the caller's order
     y: Tensor  # (T, B, d)
     steps: list[State]  # the state after each time step; empty unless asked for
 
     def in_order(self, values: Tensor) -> Tensor:
         """Values (T, B, ...) in the caller's order, NaN at padding."""
-        if self.lengths is not None:
-            padding = torch.arange(len(values), device=self.lengths.device)[:, None] >= self.lengths
+        lengths = self.sequences.lengths
+        if lengths is not None:
+            padding = torch.arange(len(values), device=lengths.device)[:, None] >= lengths
             padding = padding.to(values.device)
             values = values.masked_fill(padding[(...,) + (None,) * (values.dim() - 2)], math.nan)
         return values if self.order is None else values.index_select(1, self.order.to(values.device))
@@ -41,13 +43,12 @@ class Observed(LayerCall):
     def states_before(self) -> Tensor:
         """The state h that each step starts from, (T, B, d)."""
         start, y = self.start[0].to(self.y.dtype)[None], self.y
-        if not self.direction:
-            return torch.cat([start, y[:-1]])
-        before = torch.cat([y[1:], start])
-        if self.lengths is None:
-            return before
-        last = torch.arange(len(y), device=y.device)[:, None] == self.lengths - 1
-        return torch.where(last[..., None], start, before)
+        lengths, resets = self.sequences.lengths, self.sequences.resets
+        before = torch.cat([y[1:], start]) if self.direction else torch.cat([start, y[:-1]])
+        if self.direction and lengths is not None:
+            last = torch.arange(len(y), device=y.device)[:, None] == lengths - 1
+            before = torch.where(last[..., None], start, before)
+        return before if resets is None else before.masked_fill(resets[..., None], 0)
 
 
 @contextmanager
@@ -73,17 +74,15 @@ def observe_one(name: str, module: Recurrent, stepwise: bool, observed: list[Obs
         given = args[0] if args else kwargs.get("input")
         order[0] = given.unsorted_indices if isinstance(given, PackedSequence) else None
 
-    def run(
-        layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None, mask: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+    def run(layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
         nonlocal calls
         calls += layer == direction == 0
         steps: list[State] = []
         if stepwise:
-            y, final, steps = step_by_step(original, layer, direction, x, state, lengths, mask)
+            y, final, steps = step_by_step(original, layer, direction, x, state, sequences)
         else:
-            y, final = original(layer, direction, x, state, lengths, mask)
-        observed.append(Observed(name, calls, layer, direction, x, state, lengths, order[0], y, steps))
+            y, final = original(layer, direction, x, state, sequences)
+        observed.append(Observed(name, calls, layer, direction, x, state, sequences, order[0], y, steps))
         return y, final
 
     undo.callback(module.register_forward_pre_hook(note_order, with_kwargs=True).remove)
@@ -98,7 +97,7 @@ def observe_one(name: str, module: Recurrent, stepwise: bool, observed: list[Obs
 
 
 def step_by_step(
-    run: Run, layer: int, direction: int, x: Tensor, state: State, lengths: Tensor | None, mask: Tensor | None
+    run: Run, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences
 ) -> tuple[Tensor, State, list[State]]:
     """What ``run`` does in one go, as one call per time step; returns the states in between as well.
 
@@ -109,8 +108,8 @@ def step_by_step(
     outputs: list[Tensor] = [x for _ in range(len(x))]
     inputs = x.unbind(0)  # slices would each pass back a gradient of the length of x
     for t in reversed(range(len(x))) if direction else range(len(x)):
-        real = None if lengths is None else lengths > t
-        _, state = run(layer, direction, inputs[t][None], state, None if real is None else real.long(), mask)
+        real = None if sequences.lengths is None else sequences.lengths > t
+        _, state = run(layer, direction, inputs[t][None], state, sequences.piece(t, t + 1))
         state = tuple(s.view_as(s) if s.requires_grad else s.detach().requires_grad_() for s in state)
         steps[t] = state
         outputs[t] = state[0] if real is None else torch.where(real[:, None], state[0], 0)

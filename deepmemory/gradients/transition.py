@@ -1,11 +1,17 @@
-"""A DMU's transition as the tools see it: its weights, or the module given in their place."""
+"""A DMU's transition as the tools see it: its weights, or the function that it is."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepmemory.nn.dmu import DMU, DMUCell, check_listed, joined_weights
+from deepmemory.ops import Sequences, plain
+from deepmemory.ops.recurrence import FULL_LENGTH
 
 
 def places(dmu: DMU | DMUCell) -> list[tuple[int, int]]:
@@ -31,12 +37,26 @@ def dense_layers(dmu: DMU | DMUCell, layer: int, direction: int) -> list[tuple[T
     return joined_weights([getattr(dmu, name) for name in dmu._names], dmu.bias)
 
 
-def given_module(dmu: DMU | DMUCell, layer: int, direction: int) -> nn.Module | None:
-    """The transition, where it was given as a module."""
+def transition_of(
+    dmu: DMU | DMUCell, layer: int, direction: int, sequences: Sequences = FULL_LENGTH
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """The function from x (..., m) and h (..., d) to [z, candidate], with the masks of ``sequences``."""
+    given: Any = dmu.transition
     if isinstance(dmu, DMU):
-        given = dmu.transition
-        return given[layer * dmu._directions + direction] if isinstance(given, nn.ModuleList) else None
-    return dmu.transition if isinstance(dmu.transition, nn.Module) else None
+        weights = dmu._weights(layer, direction)
+        given = given[layer * dmu._directions + direction] if isinstance(given, nn.ModuleList) else given
+    else:
+        weights = [getattr(dmu, name) for name in dmu._names]
+    if isinstance(given, nn.Module):
+        return lambda x, h: given(torch.cat([x, plain.seen(h, sequences)], -1))
+    rec = dmu.definition.recurrence(dmu.bias)
+
+    def dense(x: Tensor, h: Tensor) -> Tensor:
+        fitting = [weight.to(x.dtype) for weight in weights]
+        projected = F.linear(x, *rec.input_weights(fitting))
+        return plain.dmu_transition(rec, projected, h, fitting, sequences, dmu.layer_norm)
+
+    return dense
 
 
 def check_place(dmu: DMU | DMUCell, layer: int, direction: int) -> None:
@@ -47,8 +67,9 @@ def check_place(dmu: DMU | DMUCell, layer: int, direction: int) -> None:
 
 def check_deterministic(dmu: DMU | DMUCell, what: str) -> None:
     """Raise where steps are random: such a step has no single Jacobian and no single gate."""
-    if dmu.training and (dmu.zoneout or (isinstance(dmu, DMU) and dmu.recurrent_dropout)):
-        raise ValueError(f"{what}: zoneout and recurrent_dropout make this DMU's steps random; call .eval() first")
+    dropped = dmu.recurrent_dropout or dmu.transition_dropout if isinstance(dmu, DMU) else 0.0
+    if dmu.training and (dmu.zoneout or dropped):
+        raise ValueError(f"{what}: zoneout or dropout makes this DMU's steps random; call .eval() first")
 
 
 def for_analysis(tensor: Tensor) -> Tensor:

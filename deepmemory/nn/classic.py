@@ -16,7 +16,7 @@ class RNN(Recurrent):
     r"""Elman network, :math:`h_t = \tanh(W_{ih} x_t + b_{ih} + W_{hh} h_{t-1} + b_{hh})`.
 
     Takes ``nn.RNN``'s arguments and state_dict, and works where that cannot: under ``torch.vmap`` over
-    weights, with ``lengths=``, with layers of different widths.
+    weights, with ``lengths=`` and ``resets=``, with layers of different widths.
 
     >>> import torch, deepmemory as dm
     >>> theirs, ours = torch.nn.RNN(4, 8), dm.RNN(4, 8)
@@ -40,8 +40,8 @@ class RNN(Recurrent):
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
         zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
-        recurrent_dropout: Probability that a unit of the state is hidden from the weights, for all steps and
-            sequences of a call.
+        recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
+            for each sequence, as a mask s: the weights see s * h.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
@@ -98,7 +98,7 @@ class GRU(Recurrent):
         h_t &= (1 - z_t) \circ n_t + z_t \circ h_{t-1}
 
     Takes ``nn.GRU``'s arguments and state_dict, and works where that cannot: under ``torch.vmap`` over
-    weights, with ``lengths=``, with layers of different widths.
+    weights, with ``lengths=`` and ``resets=``, with layers of different widths.
 
     >>> import torch, deepmemory as dm
     >>> theirs, ours = torch.nn.GRU(4, 8), dm.GRU(4, 8)
@@ -121,8 +121,8 @@ class GRU(Recurrent):
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
         zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
-        recurrent_dropout: Probability that a unit of the state is hidden from the weights, for all steps and
-            sequences of a call.
+        recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
+            for each sequence, as a mask s: the weights see s * h.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
@@ -174,7 +174,7 @@ class LSTM(Recurrent):
         h_t &= o_t \circ \tanh(c_t)
 
     Takes ``nn.LSTM``'s arguments and state_dict, and works where that cannot: under ``torch.vmap`` over
-    weights, with ``lengths=``, with layers of different widths. The state is ``(h, c)``.
+    weights, with ``lengths=`` and ``resets=``, with layers of different widths. The state is ``(h, c)``.
 
     >>> import torch, deepmemory as dm
     >>> theirs, ours = torch.nn.LSTM(4, 8), dm.LSTM(4, 8)
@@ -199,8 +199,8 @@ class LSTM(Recurrent):
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
         zoneout: Probability that a unit keeps its state for a step, or two of them, for h and for c. Runs on the
             plain engine.
-        recurrent_dropout: Probability that a unit of the state is hidden from the weights, for all steps and
-            sequences of a call.
+        recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
+            for each sequence, as a mask s: the weights see s * h.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`, with a pair ``(h, c)`` in the place of the state; h has
     proj_size features where there is a projection.

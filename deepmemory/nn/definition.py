@@ -33,6 +33,9 @@ class Definition(Protocol):
     def state_sizes(self, hidden_size: int) -> tuple[int, ...]:
         """Features of each state tensor; the first one is also the output's."""
 
+    def mask_sizes(self, hidden_size: int) -> dict[str, int]:
+        """Features of each mask that a sequence may have: of the state, and of hidden layers."""
+
 
 def layer_names(name: str, layers: int) -> list[str]:
     """``name_2`` to ``name_n``: the second and later linear layers of a transition."""
@@ -75,10 +78,10 @@ class DeepMemory:
         if self.layer_norm and self.depth == 1:
             raise ValueError(f"{name}: layer_norm=True needs a hidden layer to normalise, got transition=[]")
         hidden = self.hidden_widths(widths[0])
-        if self.residual and (len(hidden) < 2 or len(set(hidden)) > 1):
+        if self.residual and len(set(hidden)) > 1:
             raise ValueError(
-                f"{name}: residual=True needs two or more hidden layers of one width, as in "
-                f"transition=[{hidden[0] if hidden else widths[0]}] * 2, got the widths {hidden}"
+                f"{name}: residual=True needs hidden layers of one width, as in transition=[{hidden[0]}] * "
+                f"{len(hidden)}, got the widths {hidden}"
             )
 
     def hidden_widths(self, hidden_size: int) -> list[int]:
@@ -89,6 +92,11 @@ class DeepMemory:
     def depth(self) -> int:
         """n: the linear layers of the transition."""
         return 2 if self.transition is None else len(self.transition) + 1
+
+    @property
+    def adds_layers(self) -> bool:
+        """Whether there are hidden layers that add to the one before them."""
+        return self.residual and self.depth > 2
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
         """See :class:`Definition`."""
@@ -101,7 +109,10 @@ class DeepMemory:
 
     @torch.no_grad()
     def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
-        """Xavier uniform with zero biases; the output layer has gain 1 and z gets ``memory_bias``."""
+        """Xavier uniform with zero biases; the output layer has gain 1 and z gets ``memory_bias``.
+
+        Of n linear layers, those that add to the one before them start smaller by the root of n.
+        """
         hidden_gain = activation_gain(self.activation)
         last = f"_{self.depth}"
         for name, weight in weights.items():
@@ -114,19 +125,27 @@ class DeepMemory:
                     weight[:hidden_size] += self.memory_bias
                 continue
             fan_in, is_last = weight.shape[1], name.endswith(last)
-            if name in ("weight_ih", "weight_hh"):  # two parts of one matrix on [x, h]
+            is_first = name in ("weight_ih", "weight_hh")  # two parts of one matrix on [x, h]
+            if is_first:
                 fan_in, is_last = input_size + hidden_size, self.depth == 1
             gain = 1.0 if is_last else hidden_gain
+            if self.residual and not (is_first or is_last):
+                gain /= math.sqrt(self.depth)
             bound = gain * math.sqrt(6 / (fan_in + weight.shape[0]))
             weight.uniform_(-bound, bound)
 
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
         """See :class:`Definition`."""
-        return Recurrence("dmu", self.activation, bias, reverse, self.residual)
+        return Recurrence("dmu", self.activation, bias, reverse, self.adds_layers)
 
     def state_sizes(self, hidden_size: int) -> tuple[int, ...]:
         """See :class:`Definition`."""
         return (hidden_size,)
+
+    def mask_sizes(self, hidden_size: int) -> dict[str, int]:
+        """See :class:`Definition`."""
+        hidden = sum(self.hidden_widths(hidden_size))
+        return {"state": hidden_size} | ({"hidden": hidden} if hidden else {})
 
 
 def activation_gain(activation: str) -> float:
@@ -166,6 +185,10 @@ class Highway:
     def state_sizes(self, hidden_size: int) -> tuple[int, ...]:
         """See :class:`Definition`."""
         return (hidden_size,)
+
+    def mask_sizes(self, hidden_size: int) -> dict[str, int]:
+        """See :class:`Definition`."""
+        return {"state": hidden_size}
 
 
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
@@ -219,3 +242,7 @@ class Classic:
         if self.cell == "lstm":
             return (self.proj_size or hidden_size, hidden_size)
         return (hidden_size,)
+
+    def mask_sizes(self, hidden_size: int) -> dict[str, int]:
+        """See :class:`Definition`."""
+        return {"state": self.state_sizes(hidden_size)[0]}

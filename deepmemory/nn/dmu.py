@@ -11,6 +11,7 @@ from torch.func import functional_call
 from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import DeepMemory
 from deepmemory.nn.recurrent import Recurrent, State
+from deepmemory.nn.regularisation import check_probability
 from deepmemory.ops import plain
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
@@ -47,11 +48,13 @@ def check_memory_bias(name: str, memory_bias: float, bias: bool, own_module: boo
     return float(memory_bias)
 
 
-def check_own_layers(name: str, layer_norm: bool, residual: bool) -> None:
+def check_own_layers(name: str, **options: bool | float) -> None:
     """What happens between the layers of a module given by the caller is written there."""
-    if layer_norm or residual:
-        option = "layer_norm" if layer_norm else "residual"
-        raise ValueError(f"{name}: {option}=True is for a list of widths; a transition given as a module has its own")
+    for option, value in options.items():
+        if value:
+            raise ValueError(
+                f"{name}: {option}={value} is for a list of widths; a transition given as a module has its own"
+            )
 
 
 def check_transformed(name: str, transformed: Tensor, hidden_size: int) -> Tensor:
@@ -71,8 +74,15 @@ class DMU(Recurrent):
         \langle z_t, \hat h_t \rangle &= \mathrm{FNN}([x_t, h_{t-1}]) \\
         h_t &= h_{t-1} \circ \sigma(z_t) + \tanh(\hat h_t) \circ (1 - \sigma(z_t))
 
-    Takes the place of ``nn.GRU``. Train it with :func:`deepmemory.parameter_groups`, which gives the
-    module a learning rate of lr / 2n, n being the linear layers of the transition.
+    A drop-in replacement for ``nn.GRU``. Train it with :func:`deepmemory.parameter_groups`, which sets its learning
+    rate to lr / 2n, where n is the number of linear layers in the network. With activation f that network is
+
+    .. math::
+        v_1 &= W_1 [x_t, s \circ h_{t-1}] + b_1 \\
+        a_k &= m_k \circ f(v_k) \qquad (+\ a_{k-1} \text{ if residual and } k > 1) \\
+        v_{k+1} &= W_{k+1} a_k + b_{k+1}, \qquad v_n = \langle z_t, \hat h_t \rangle
+
+    The dropout masks s and m are drawn once per call for each sequence and are the same at every step.
 
     >>> import torch, deepmemory as dm
     >>> rnn = dm.DMU(10, 20, num_layers=2)
@@ -94,15 +104,17 @@ class DMU(Recurrent):
             n = 1), ``None`` for one hidden layer as wide as the state (n = 2), or any ``nn.Module`` from
             ``[x, h]`` to ``[z, candidate]`` (a list of them where there are several layers or directions),
             which runs on the plain engine.
+        residual: ``True`` adds every hidden layer from the second on to the one before it; hidden layers must have one
+            width.
         activation: Of the hidden layers: leaky_relu, relu, tanh, silu or gelu.
         memory_bias: Added to the bias of z at initialisation; 3 makes a fresh module keep its state.
+        recurrent_dropout: Probability that the transition does not see a unit of the state. Drawn once per call for
+            each sequence; the memory itself is left alone.
+        transition_dropout: Probability that a unit of a hidden layer is zero. Drawn once per call for each sequence.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
         zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
-        recurrent_dropout: Probability that a unit of the state is hidden from the transition, for all steps and
-            sequences of a call.
         layer_norm: ``True`` normalises the hidden layers before their activation. Runs on the plain engine.
-        residual: ``True`` adds every hidden layer from the second on to the one before it. Runs on the plain engine.
 
     Shapes, with D = 2 if bidirectional, else 1:
 
@@ -114,6 +126,10 @@ class DMU(Recurrent):
                 autocast left in half precision is widened to the input's
     lengths     (B,): step t of sequence b is real while ``t < lengths[b]``; past it the state
                 stays as it is and the output is zero
+    resets      (T, B) bool, laid out like the input: where true, a new sequence begins. The state
+                is zero before that step and no gradient passes back over it; read backwards, the
+                cut is at the same place. Packed input takes none
+    masks       dropout masks from :meth:`draw_masks`, for calls that share them; drawn if not given
     output      (T, B, D * d), laid out like the input
     h_n         like hx
     ==========  ===========================================================================
@@ -135,18 +151,19 @@ class DMU(Recurrent):
         dtype: torch.dtype | None = None,
         *,
         transition: Transition = None,
+        residual: bool = False,
         activation: str = "leaky_relu",
         memory_bias: float = 0.0,
+        recurrent_dropout: float = 0.0,
+        transition_dropout: float = 0.0,
         engine: str = "auto",
         recompute: bool = False,
         zoneout: float = 0.0,
-        recurrent_dropout: float = 0.0,
         layer_norm: bool = False,
-        residual: bool = False,
     ) -> None:
         modules = self._modules_given(transition)
         if modules is not None:
-            check_own_layers("DMU", layer_norm, residual)
+            check_own_layers("DMU", layer_norm=layer_norm, residual=residual, transition_dropout=transition_dropout)
         widths = None if modules is not None else check_widths("DMU", transition)  # type: ignore[arg-type]
         memory_bias = check_memory_bias("DMU", memory_bias, bias, modules is not None)
         definition = DeepMemory(widths, activation, memory_bias, layer_norm, residual)
@@ -168,6 +185,9 @@ class DMU(Recurrent):
         )
         self.layer_norm = layer_norm
         self.residual = residual
+        self.transition_dropout = check_probability(
+            "DMU", "transition_dropout", "a unit of a hidden layer being zeroed", transition_dropout
+        )
         self.activation = activation
         self.memory_bias = memory_bias
         self.transition: list[int] | nn.ModuleList | None
@@ -215,17 +235,12 @@ class DMU(Recurrent):
         """Sizes first, then what differs from the defaults."""
         return super().extra_repr() + own_repr(self)
 
-    def _run(
-        self,
-        layer: int,
-        direction: int,
-        x: Tensor,
-        state: State,
-        lengths: Tensor | None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
+    def _mask_rates(self) -> dict[str, float]:
+        return super()._mask_rates() | {"hidden": self.transition_dropout}
+
+    def _run(self, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
         if not isinstance(self.transition, nn.ModuleList):
-            return super()._run(layer, direction, x, state, lengths, mask)
+            return super()._run(layer, direction, x, state, sequences)
         transition, width = self.transition[layer * self._directions + direction], self._widths[layer]
 
         exporting = torch.compiler.is_exporting()  # the loop of a graph sees its operands alone
@@ -238,9 +253,16 @@ class DMU(Recurrent):
             transformed = functional_call(transition, weights_given, (joined,)) if exporting else transition(joined)
             return (plain.memory_update(check_transformed("DMU", transformed, width), h),)
 
-        sequences = Sequences(lengths, state_mask=mask)
-        taken, inputs = plain.zoned_out(self._variation(), step, plain.without_padding(x, lengths), state)
+        x = plain.without_padding(x, sequences.lengths)
+        taken, inputs = plain.zoned_out(self._variation(), step, x, state)
         return plain.iterate(taken, inputs, state, list(given.values()), sequences, reverse=bool(direction))
+
+
+def is_dense(module: DMU | DMUCell) -> bool:
+    """Whether the feedforward network is its linear layers with activations between them, and nothing more."""
+    definition = module.definition
+    assert isinstance(definition, DeepMemory)
+    return not (isinstance(module.transition, nn.Module) or module.layer_norm or definition.adds_layers)
 
 
 def check_listed(module: DMU | DMUCell) -> None:
@@ -248,7 +270,7 @@ def check_listed(module: DMU | DMUCell) -> None:
     name = type(module).__name__
     if isinstance(module.transition, nn.Module):
         raise TypeError(f"{name}: a transition given as a module has no fixed list of weights; see .transition")
-    if module.layer_norm or module.residual:
+    if not is_dense(module):
         option = "layer_norm" if module.layer_norm else "residual"
         raise TypeError(f"{name}: with {option}=True the transition is more than a list of weights; see .parameters()")
 
@@ -259,7 +281,9 @@ def own_repr(module: DMU | DMUCell) -> str:
     own += f", activation={module.activation!r}" if module.activation != "leaky_relu" else ""
     own += f", memory_bias={module.memory_bias}" if module.memory_bias else ""
     own += ", layer_norm=True" if module.layer_norm else ""
-    return own + (", residual=True" if module.residual else "")
+    own += ", residual=True" if module.residual else ""
+    dropped = module.transition_dropout if isinstance(module, DMU) else 0.0
+    return own + (f", transition_dropout={dropped}" if dropped else "")
 
 
 class GivenTransition(DeepMemory):
@@ -271,6 +295,10 @@ class GivenTransition(DeepMemory):
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, tuple[int, ...]]:
         """None of our own."""
         return {}
+
+    def mask_sizes(self, hidden_size: int) -> dict[str, int]:
+        """The state's alone: hidden layers are the caller's."""
+        return {"state": hidden_size}
 
 
 def joined_weights(weights: list[Tensor], bias: bool) -> list[tuple[Tensor, Tensor | None]]:
@@ -302,7 +330,8 @@ class DMUCell(Cell):
         memory_bias: Added to the bias of z at initialisation.
         zoneout: Probability that a unit keeps its state for a step.
         layer_norm: ``True`` normalises the hidden layers before their activation.
-        residual: ``True`` adds every hidden layer from the second on to the one before it.
+        residual: ``True`` adds every hidden layer from the second on to the one before it; hidden layers must have one
+            width.
 
     Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h is zeros
     if not given.
@@ -325,7 +354,7 @@ class DMUCell(Cell):
     ) -> None:
         given = isinstance(transition, nn.Module)
         if given:
-            check_own_layers("DMUCell", layer_norm, residual)
+            check_own_layers("DMUCell", layer_norm=layer_norm, residual=residual)
         widths = None if isinstance(transition, nn.Module) else check_widths("DMUCell", transition)
         memory_bias = check_memory_bias("DMUCell", memory_bias, bias, given)
         definition = DeepMemory(widths, activation, memory_bias, layer_norm, residual)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
 import torch
@@ -15,17 +15,10 @@ from deepmemory import ops
 from deepmemory.nn.definition import Definition
 from deepmemory.nn.packing import unpack
 from deepmemory.nn.precision import check_state, runs_in
-from deepmemory.nn.regularisation import (
-    Zoneout,
-    check_probability,
-    check_zoneout,
-    draw_mask,
-    with_mask,
-    zoneout_rates,
-)
-from deepmemory.ops import engines
-from deepmemory.ops.fused import in_functorch
-from deepmemory.ops.recurrence import Sequences, Variation
+from deepmemory.nn.regularisation import Zoneout, check_probability, check_zoneout, draw_mask, zoneout_rates
+from deepmemory.nn.sequences import check_lengths, check_masks, check_resets
+from deepmemory.ops import Sequences, engines, resets_of_sweep
+from deepmemory.ops.recurrence import Variation
 
 State = tuple[Tensor, ...]
 
@@ -190,17 +183,56 @@ class Recurrent(nn.Module):
         parts += [f"{key}={getattr(self, key)!r}" for key, default in defaults.items() if getattr(self, key) != default]
         return ", ".join(parts)
 
-    @overload
-    def forward(self, input: Tensor, hx: Any = None, lengths: Any = None) -> tuple[Tensor, Any]: ...
+    def draw_masks(self, batch_size: int | None = None) -> dict[str, Tensor]:
+        """Draw the masks of one call, so that several calls can share them.
+
+        A sequence that is read in pieces keeps its masks if each call gets the same ones as ``masks=``. There is one
+        for each layer and direction: ``state_l0`` (B, d) is a factor of the state as the weights see it,
+        ``hidden_l0`` (B, sum of widths) of the hidden layers of a DMU's transition. The names end like those of the
+        weights. Where nothing is dropped, as in evaluation, there are none.
+
+        Args:
+            batch_size: Number of sequences B; ``None`` for one sequence without a batch dimension.
+        """
+        like = next(self.parameters(), torch.empty(0))
+        return self._draw_masks(() if batch_size is None else (batch_size,), like)
+
+    def _draw_masks(self, shape: tuple[int, ...], like: Tensor) -> dict[str, Tensor]:
+        rates = self._mask_rates()
+        if not (self.training and any(rates.values())):
+            return {}
+        return {
+            name: draw_mask((*shape, width), rates[kind], like) for name, kind, width in self._masked() if rates[kind]
+        }
+
+    def _mask_rates(self) -> dict[str, float]:
+        """For each kind of mask, the probability that a unit is dropped."""
+        return {"state": self.recurrent_dropout, "hidden": 0.0}
+
+    def _masked(self) -> Iterator[tuple[str, str, int]]:
+        """Name, kind and features of every mask that a call may have."""
+        for layer, width in enumerate(self._widths):
+            for direction in range(self._directions):
+                for kind, size in self.definition.mask_sizes(width).items():
+                    yield kind + self._suffix(layer, direction), kind, size
 
     @overload
-    def forward(self, input: PackedSequence, hx: Any = None, lengths: None = None) -> tuple[PackedSequence, Any]: ...
+    def forward(
+        self, input: Tensor, hx: Any = None, lengths: Any = None, resets: Any = None, masks: Any = None
+    ) -> tuple[Tensor, Any]: ...
+
+    @overload
+    def forward(
+        self, input: PackedSequence, hx: Any = None, lengths: None = None, resets: None = None, masks: Any = None
+    ) -> tuple[PackedSequence, Any]: ...
 
     def forward(
         self,
         input: Tensor | PackedSequence,
         hx: Any = None,
         lengths: Tensor | Sequence[int] | int | None = None,
+        resets: Tensor | None = None,
+        masks: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor | PackedSequence, Any]:
         """Run over a whole sequence; see the class for shapes."""
         name = type(self).__name__
@@ -212,11 +244,14 @@ class Recurrent(nn.Module):
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise ValueError(f"{name}: a PackedSequence has its own lengths; leave lengths= out")
+            if resets is not None:
+                raise ValueError(f"{name}: resets= needs a padded batch with lengths=, not a PackedSequence")
             self.check_input(input.data, input.batch_sizes)
             unpacked = unpack(name, input)
             batch = unpacked.x.shape[1]
+            own = self._masks(masks, unpacked.x, batched=True, order=input.sorted_indices)
             state = self._initial_state(hx, unpacked.x, batch, batched=True, order=input.sorted_indices)
-            y, final = self._layers(unpacked.x, state, unpacked.lengths)
+            y, final = self._layers(unpacked.x, state, unpacked.lengths, None, own)
             return unpacked.pack(y), self._final_state(final, batched=True, order=input.unsorted_indices)
 
         if input.dim() not in (2, 3):
@@ -227,40 +262,56 @@ class Recurrent(nn.Module):
         steps, batch = x.shape[:2]
         if steps == 0:
             raise RuntimeError(f"{name}: Expected sequence length to be larger than 0")
+        own = self._masks(masks, x, batched)
         state = self._initial_state(hx, x, batch, batched)
-        y, final = self._layers(x, state, self._check_lengths(lengths, x))
+        cuts = check_resets(name, resets, x, batched, self.batch_first)
+        y, final = self._layers(x, state, check_lengths(name, lengths, x), cuts, own)
         if not batched:
             y = y.squeeze(1)
         elif self.batch_first:
             y = y.transpose(0, 1)
         return y, self._final_state(final, batched)
 
-    def _layers(self, x: Tensor, state: list[State], lengths: Tensor | None) -> tuple[Tensor, list[State]]:
+    def _masks(
+        self, masks: Mapping[str, Tensor] | None, x: Tensor, batched: bool, order: Tensor | None = None
+    ) -> Mapping[str, Tensor]:
+        """Those that the caller gave, or new ones, for the sequences of x (T, B, m).
+
+        Drawn before anything else, so that a seed gives the same masks whatever the length.
+        """
+        if masks is None:
+            masks = self._draw_masks((x.shape[1],) if batched else (), x)
+            if not masks:
+                return masks
+        widths = {name: width for name, _, width in self._masked()}
+        return check_masks(type(self).__name__, masks, widths, x, batched, order)
+
+    def _layers(
+        self,
+        x: Tensor,
+        state: list[State],
+        lengths: Tensor | None,
+        resets: Tensor | None,
+        masks: Mapping[str, Tensor],
+    ) -> tuple[Tensor, list[State]]:
         """All layers and directions over x (T, B, m); ``state`` has one entry for each."""
         final: list[State] = []
-        masks = self._masks(x) if self.recurrent_dropout and self.training else None
+        cuts: list[Tensor | None] = [None] * self._directions
+        if resets is not None:
+            cuts = [resets_of_sweep(resets, lengths, reverse=bool(direction)) for direction in range(self._directions)]
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self._directions):
-                mask = None if masks is None else masks[len(final)]
-                y, last = self._run(layer, direction, x, state[len(final)], lengths, mask)
+                suffix = self._suffix(layer, direction)
+                own = masks.get("state" + suffix), masks.get("hidden" + suffix)
+                sequences = Sequences(lengths, cuts[direction], *own)
+                y, last = self._run(layer, direction, x, state[len(final)], sequences)
                 outputs.append(y)
                 final.append(last)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
             if self.dropout and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
         return x, final
-
-    def _masks(self, x: Tensor) -> list[Tensor]:
-        """What recurrent dropout leaves of the state, for each layer and direction.
-
-        Drawn before anything else, so that a seed gives the same masks whatever the length and the batch.
-        """
-        return [
-            draw_mask(self.definition.state_sizes(width)[0], self.recurrent_dropout, x)
-            for width in self._widths
-            for _ in range(self._directions)
-        ]
 
     def _variation(self) -> Variation | None:
         """What only the plain engine can do, where something of it was asked for."""
@@ -269,25 +320,14 @@ class Recurrent(nn.Module):
         rates = zoneout_rates(self.zoneout, len(self.definition.state_sizes(1)))
         return Variation(rates, self.training, self.layer_norm)
 
-    def _run(
-        self,
-        layer: int,
-        direction: int,
-        x: Tensor,
-        state: State,
-        lengths: Tensor | None,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
-        """One layer in one direction; ``mask`` (d,) multiplies the state that the transition sees."""
+    def _run(self, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
+        """One layer in one direction."""
         rec = self.definition.recurrence(self.bias, reverse=bool(direction))
         engine = self.engine if x.shape[1] else "plain"  # an empty batch has nothing to be fast about
         if engine == "auto" and torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
             engine = "plain"  # ONNX knows torch's operators alone
-        weights = self._weights(layer, direction)
-        if mask is not None:
-            weights = with_mask(rec, weights, mask)
         options: dict[str, Any] = {"engine": engine, "recompute": self.recompute, "variation": self._variation()}
-        return ops.scan(rec, x, state, weights, Sequences(lengths), **options)
+        return ops.scan(rec, x, state, self._weights(layer, direction), sequences, **options)
 
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
         """Raise if this batch, packed data where there are ``batch_sizes``, does not fit the weights."""
@@ -334,30 +374,6 @@ class Recurrent(nn.Module):
         if isinstance(hx, Tensor):
             return hx.index_select(1, permutation)
         return tuple(self.permute_hidden(part, permutation) for part in hx)
-
-    def _check_lengths(self, lengths: Tensor | Sequence[int] | int | None, x: Tensor) -> Tensor | None:
-        if lengths is None:
-            return None
-        name, (steps, batch) = type(self).__name__, x.shape[:2]
-        if not isinstance(lengths, Tensor):  # a tensor would become a constant in torch.jit.trace
-            lengths = torch.as_tensor(lengths)
-        if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype is torch.bool:
-            raise TypeError(f"{name}: lengths should be integers, got {lengths.dtype}")
-        if lengths.dim() == 0 and batch == 1:
-            lengths = lengths[None]
-        if lengths.shape != (batch,):
-            raise ValueError(
-                f"{name}: lengths should have one entry per sequence, shape ({batch},), got {tuple(lengths.shape)}"
-            )
-        # Reading values back would stall a GPU and is impossible inside a transform or a compiled graph.
-        if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and not in_functorch():
-            low, high = (int(v) for v in lengths.aminmax()) if batch else (0, 0)
-            if low < 0 or high > steps:
-                raise ValueError(
-                    f"{name}: lengths should lie between 0 and the number of time steps, {steps}; "
-                    f"got values from {low} to {high}"
-                )
-        return lengths.to(x.device, torch.int64, non_blocking=True, copy=True)  # what the caller may change later
 
     def _initial_state(self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None) -> list[State]:
         """What the caller gave, or zeros, as one tuple of (B, d) tensors for each layer and direction."""

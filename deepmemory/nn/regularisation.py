@@ -1,4 +1,4 @@
-"""Zoneout and recurrent dropout: what may be asked for, and masks."""
+"""Zoneout and dropout inside the recurrence: what may be asked for, and masks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from deepmemory.ops.recurrence import Recurrence
 
 Zoneout = float | tuple[float, float]  # of h, or of h and c where they differ
 
@@ -42,14 +40,6 @@ def zoneout_rates(zoneout: Zoneout, parts: int) -> tuple[float, ...]:
     return (zoneout,) * parts if zoneout else ()
 
 
-def draw_mask(width: int, p: float, like: Tensor) -> Tensor:
-    """Zero with probability p, else 1 / (1 - p): (width,), of no run, so that vmap's ``randomness`` decides."""
-    return F.dropout(torch.ones(width, dtype=like.dtype, device=like.device), p)
-
-
-def with_mask(rec: Recurrence, weights: list[Tensor], mask: Tensor) -> list[Tensor]:
-    """Weights that see the state through the mask: ``W (mask * h)`` is ``(W * mask) h``."""
-    weights = list(weights)
-    for place in rec.on_state(weights):
-        weights[place] = weights[place] * mask
-    return weights
+def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
+    """Zero with probability p, else 1 / (1 - p); of no run, so that vmap's ``randomness`` decides."""
+    return F.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), p)

@@ -41,8 +41,8 @@ class RHN(Recurrent):
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
         zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
-        recurrent_dropout: Probability that a unit of the state is hidden from the weights, for all steps and
-            sequences of a call.
+        recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
+            for each sequence, as a mask s: the weights see s * h in every micro-layer.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """

@@ -41,19 +41,18 @@ def seen(h: Tensor, sequences: Sequences) -> Tensor:
     return h if sequences.state_mask is None else h * sequences.state_mask
 
 
-def dmu_step(
+def dmu_transition(
     rec: Recurrence,
     projected: Tensor,
-    state: State,
+    h: Tensor,
     weights: list[Tensor],
     sequences: Sequences,
     layer_norm: bool = False,
-) -> State:
-    """The transition's linear layers with an activation between them, then the memory update.
+) -> Tensor:
+    """[z, candidate]: linear layers with an activation between them.
 
     Hidden layers may be normalised before their activation, masked after it, and added to the one before them.
     """
-    (h,) = state
     norms: list[Tensor] = []
     if layer_norm:
         count = (len(weights) - (3 if rec.bias else 2)) // 2
@@ -71,7 +70,20 @@ def dmu_step(
             new = new * masks[k]
         a = new if a is None or not rec.residual else a + new
         v = F.linear(a, weight, bias)
-    return (memory_update(v, h),)
+    return v
+
+
+def dmu_step(
+    rec: Recurrence,
+    projected: Tensor,
+    state: State,
+    weights: list[Tensor],
+    sequences: Sequences,
+    layer_norm: bool = False,
+) -> State:
+    """The transition, then the memory update."""
+    (h,) = state
+    return (memory_update(dmu_transition(rec, projected, h, weights, sequences, layer_norm), h),)
 
 
 def rhn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:

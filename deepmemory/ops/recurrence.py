@@ -65,12 +65,6 @@ class Recurrence(NamedTuple):
             return range(1, min(2, len(weights)))
         return [1, *range(3, len(weights), 2)][: len(weights) // 2] if self.bias else range(1, len(weights))
 
-    def on_state(self, weights: list[Tensor]) -> list[int]:
-        """Places of the weights whose columns are units of the state: one, or one for each layer of an rhn."""
-        if self.cell != "rhn":
-            return [1]
-        return [1, *(range(3, len(weights), 2) if self.bias else range(2, len(weights)))]
-
 
 class Sequences(NamedTuple):
     """What each sequence of a batch has of its own beside its values. Nothing of it is differentiable.
@@ -79,7 +73,9 @@ class Sequences(NamedTuple):
     """
 
     lengths: Tensor | None = None  # (B,) int64: step t is real while t < lengths[b]; past it the state stays and y is 0
-    resets: Tensor | None = None  # (T, B) bool: the state is zero before step t is taken; see ``resets_of_sweep``
+    resets: Tensor | None = (
+        None  # (T, B) bool: the state is zero before step t is taken; as ``resets_of_sweep`` gives it
+    )
     state_mask: Tensor | None = None  # (B, d) in x's dtype: factor of h where weights see it
     hidden_mask: Tensor | None = None  # (B, w_1 + ... + w_n-1) in x's dtype: factor of a dmu's hidden layers
 
@@ -104,11 +100,11 @@ def resets_of_sweep(resets: Tensor, lengths: Tensor | None, reverse: bool) -> Te
     A sequence that begins at step t is cut between t - 1 and t: read backwards, the state is zero before step t - 1. In
     the padding nothing begins.
     """
-    if lengths is None:
-        resets = resets.clone()
-    else:
-        resets = resets & (torch.arange(resets.shape[0], device=resets.device)[:, None] < lengths)
-    return torch.cat([resets[1:], torch.zeros_like(resets[:1])]) if reverse else resets
+    steps = resets.shape[0]
+    begins = torch.arange(steps, device=resets.device)[:, None]
+    if reverse:
+        resets, begins = resets.roll(-1, 0), begins + 1
+    return resets & (begins < (steps if lengths is None else lengths))
 
 
 def only_plain_has(rec: Recurrence, sequences: Sequences) -> str | None:

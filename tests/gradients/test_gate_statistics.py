@@ -55,3 +55,26 @@ def test_gates_of_a_packed_batch_in_the_callers_order():
     assert "a" in str(found)
     with pytest.raises(ValueError, match="GRU is not and does not contain a DMU"):
         dm.gradients.gates(dm.GRU(3, 4), sequences[0])
+
+
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["one-way", "two-way"])
+def test_gates_and_flow_of_sequences_that_follow_one_another_are_those_of_each_alone(bidirectional):
+    """With resets, masks and a residual transition."""
+    dmu = dm.DMU(3, 4, bidirectional=bidirectional, transition=[5, 5], residual=True, dtype=torch.float64)
+    randomise(dmu).recurrent_dropout = dmu.transition_dropout = 0.5
+    masks, x = dmu.draw_masks(2), torch.randn(5, 2, 3, dtype=torch.float64)
+    dmu.eval()
+    resets = torch.zeros(5, 2, dtype=torch.bool)
+    resets[3] = True
+
+    def squares(out):
+        return out[0].square().sum()
+
+    whole = dm.gradients.gates(dmu, x, resets=resets, masks=masks)
+    parts = [dm.gradients.gates(dmu, part, masks=masks) for part in x.split([3, 2])]
+    for found, *alone in zip(whole, *parts, strict=True):
+        assert_close(found.keep, torch.cat([part.keep for part in alone]))
+    whole = dm.gradients.flow(dmu, x, squares, resets=resets, masks=masks)
+    parts = [dm.gradients.flow(dmu, part, squares, masks=masks) for part in x.split([3, 2])]
+    for found, *alone in zip(whole, *parts, strict=True):
+        assert_close(found.norms, torch.cat([part.norms for part in alone]))

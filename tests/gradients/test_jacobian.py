@@ -8,6 +8,7 @@ from tolerances import assert_close
 from torch import nn
 
 import deepmemory as dm
+from deepmemory.ops import Sequences
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -35,7 +36,7 @@ def test_the_jacobian_of_any_layer_and_direction(module, bidirectional):
             for b in range(6):
 
                 def run(h):
-                    return dmu._run(layer, direction, x[None, b : b + 1], (h[None],), None)[0][0, 0]
+                    return dmu._run(layer, direction, x[None, b : b + 1], (h[None],), Sequences())[0][0, 0]
 
                 assert_close(step.total[b], torch.autograd.functional.jacobian(run, h[b]))
 

@@ -1,13 +1,9 @@
 """Zoneout, recurrent dropout, normalised and residual transitions: off by default, and what they say they are."""
 
 import inspect
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 from layers import CELLS, LAYERS, OWN, like, random_state, randomise, results, tensors
 from tolerances import assert_close
 from torch import nn
@@ -36,7 +32,11 @@ OPTIONS = {
     **{f"{name}-zoneout": (name, {"zoneout": 0.3, **OWN.get(name, {})}) for name in LAYERS},
     **{f"{name}-recurrent_dropout": (name, {"recurrent_dropout": 0.5, **OWN.get(name, {})}) for name in LAYERS},
     **{f"DMU-{key}": ("DMU", options) for key, options in VARIATIONS.items()},
-    "DMU-all": ("DMU", {"zoneout": 0.2, "recurrent_dropout": 0.3, **VARIATIONS["both"]}),
+    "DMU-transition_dropout": ("DMU", {"transition_dropout": 0.5, **OWN["DMU"]}),
+    "DMU-all": (
+        "DMU",
+        {"zoneout": 0.2, "recurrent_dropout": 0.3, "transition_dropout": 0.2, **VARIATIONS["both"]},
+    ),
     "LSTM-two rates": ("LSTM", {"zoneout": (0.1, 0.6)}),
     "LSTM-projected": ("LSTM", {"zoneout": (0.1, 0.6), "recurrent_dropout": 0.4, "proj_size": 2}),
 }
@@ -47,6 +47,8 @@ def missing(engine: str) -> str | None:
         return "no GPU"
     return None if engine == "plain" else engines.unavailable(engine)
 
+
+DRAWN = {"zoneout", "recurrent_dropout", "transition_dropout"}
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
 every_option = pytest.mark.parametrize(("name", "options"), OPTIONS.values(), ids=OPTIONS)
@@ -83,7 +85,7 @@ class TestOff:
         own = OWN.get(name, {})
         zeros = {"zoneout": 0.0, "recurrent_dropout": 0.0}
         if name == "DMU":
-            zeros |= {"layer_norm": False, "residual": False}
+            zeros |= {"layer_norm": False, "residual": False, "transition_dropout": 0.0}
         for key, value in zeros.items():
             parameter = inspect.signature(LAYERS[name]).parameters[key]
             assert (parameter.default, parameter.kind) == (value, parameter.KEYWORD_ONLY)
@@ -117,7 +119,7 @@ class TestErrors:
     @pytest.mark.parametrize("value", [-0.1, 1.5, True, "half", None, float("nan")], ids=str)
     @pytest.mark.parametrize("kind", [*LAYERS.values(), *CELLS.values()], ids=lambda kind: kind.__name__)
     def test_probabilities(self, kind, value):
-        for option in ("zoneout", "recurrent_dropout"):
+        for option in ("zoneout", "recurrent_dropout", "transition_dropout"):
             if option in inspect.signature(kind).parameters:
                 message = rf"^{kind.__name__}: {option} should be a number in range \[0, 1\].* got {value!r}"
                 with pytest.raises(ValueError, match=message):
@@ -141,11 +143,9 @@ class TestErrors:
                 kind(3, 4, transition=nn.Linear(7, 8), **{option: True})
         with pytest.raises(ValueError, match=f"^{name}: layer_norm=True needs a hidden layer"):
             kind(3, 4, transition=[], layer_norm=True)
-        for transition, widths in ((None, r"\[4\]"), ([], r"\[\]"), ([4, 5], r"\[4, 5\]")):
-            with pytest.raises(
-                ValueError, match=f"^{name}: residual=True needs two or more .* got the widths {widths}"
-            ):
-                kind(3, 4, transition=transition, residual=True)
+        message = rf"^{name}: residual=True needs hidden layers of one width, .* got the widths \[4, 5\]"
+        with pytest.raises(ValueError, match=message):
+            kind(3, 4, transition=[4, 5], residual=True)
 
     @pytest.mark.parametrize("options", [{"zoneout": 0.1}, VARIATIONS["layer_norm"]], ids=["zoneout", "layer_norm"])
     @pytest.mark.parametrize("engine", engines.FUSED)
@@ -276,7 +276,7 @@ class TestZoneout:
 class TestEveryOption:
     def test_a_seed_gives_the_same_numbers(self, name, options):
         layer, x = build(name, **options, num_layers=2, bidirectional=True), torch.randn(6, 4, 3, dtype=torch.float64)
-        random = "zoneout" in options or "recurrent_dropout" in options
+        random = not DRAWN.isdisjoint(options)
         first, again, other = (seeded(seed, layer, x)[0] for seed in (1, 1, 2))
         assert torch.equal(first, again)
         assert torch.equal(first, other) != random
@@ -344,7 +344,7 @@ class TestEveryOption:
         together = seeded(1, vmap(run, randomness="same"), weights, x)
         alone = [tensors(seeded(1, layer, x[r])) for r, layer in enumerate(layers)]
         assert_close(list(together), [torch.stack(parts) for parts in zip(*alone, strict=True)])
-        random = "zoneout" in options or "recurrent_dropout" in options
+        random = not DRAWN.isdisjoint(options)
         if random:
             copies = {key: value[:1].expand(3, *value.shape[1:]) for key, value in weights.items()}
             same_input = x[:1].expand_as(x)
@@ -400,119 +400,6 @@ class TestEveryOption:
         expected = grads(seeded(1, layer, x), leaves)
         torch.manual_seed(1)
         assert_close(grads(torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False), leaves), expected)
-
-
-@pytest.mark.skipif(torch.cuda.is_available() or triton.interpreted(), reason="the engine runs here")
-def test_recurrent_dropout_on_the_triton_engine_in_its_interpreter():
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
-    command += ["-k", "TestRecurrentDropout and triton and kept"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    environment.pop("PYTEST_ADDOPTS", None)
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert child.returncode == 0, child.stdout + child.stderr
-
-
-@every_engine
-@every_layer
-class TestRecurrentDropout:
-    """On every engine: the mask is in the weights."""
-
-    @pytest.fixture(autouse=True)
-    def _exact_products(self, monkeypatch):
-        """Float32 on the GPU means float32."""
-        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-
-    def make(self, name, engine, **options):
-        options = {"recurrent_dropout": 0.5, "dtype": DTYPES[engine], "device": DEVICES[engine], **options}
-        return build(name, engine=engine, **OWN.get(name, {}), **options)
-
-    def case(self, name, engine, **options):
-        layer = self.make(name, engine, **options)
-        return layer, torch.randn(7, 4, 3, dtype=DTYPES[engine], device=DEVICES[engine])
-
-    @pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
-    def test_all_engines_agree(self, name, engine, recompute):
-        layer, x = self.case(name, engine, num_layers=2, bidirectional=True, recompute=recompute)
-        other = self.make(name, "plain", num_layers=2, bidirectional=True, dtype=x.dtype, device=x.device)
-        other.load_state_dict(layer.state_dict())
-        lengths = torch.tensor([7, 0, 3, 5], device=x.device)
-        found, expected = (seeded(2, run, x, lengths=lengths) for run in (layer, other))
-        assert_close(tensors(found), tensors(expected))
-        assert_close(grads(found, list(layer.parameters())), grads(expected, list(other.parameters())))
-
-    def test_is_the_formula(self, name, engine):
-        """The same layer on weights whose columns were dropped by hand."""
-        layer, x = self.case(name, engine)
-        y, _ = seeded(2, layer, x)
-        torch.manual_seed(2)
-        mask = F.dropout(torch.ones(5, dtype=x.dtype, device=x.device), 0.5)
-        assert 0 < mask.count_nonzero() < 5
-        off = self.make(name, engine, recurrent_dropout=0.0)
-        off.load_state_dict(layer.state_dict())
-        with torch.no_grad():
-            off.weight_hh_l0.mul_(mask)
-            if name == "RHN":
-                off.weight_2_l0.mul_(mask)
-                off.weight_3_l0.mul_(mask)
-        assert_close(y, off(x)[0])
-
-    def test_evaluation_has_none(self, name, engine):
-        layer, x = self.case(name, engine)
-        off = self.make(name, engine, recurrent_dropout=0.0)
-        off.load_state_dict(layer.state_dict())
-        assert torch.equal(layer.eval()(x)[0], off(x)[0])
-
-    def test_one_seed_is_one_mask_over_time_and_batch(self, name, engine):
-        """A long sequence in two calls, and a batch in two, if each is seeded alike."""
-        layer, x = self.case(name, engine, num_layers=2)
-        y, h_n = seeded(4, layer, x)
-        first, middle = seeded(4, layer, x[:3])
-        rest, last = seeded(4, layer, x[3:], middle)
-        assert_close(torch.cat([first, rest]), y)
-        assert_close(tensors(last), tensors(h_n))
-        assert_close(torch.cat([seeded(4, layer, part)[0] for part in x.split(2, 1)], 1), y)
-
-    def test_everything_dropped_is_a_transition_without_state(self, name, engine):
-        layer, x = self.case(name, engine, recurrent_dropout=1.0)
-        y, _ = layer(x)
-        off = self.make(name, engine, recurrent_dropout=0.0)
-        off.load_state_dict(layer.state_dict())
-        with torch.no_grad():
-            for key, weight in off.named_parameters():
-                if key == "weight_hh_l0" or (name == "RHN" and key in ("weight_2_l0", "weight_3_l0")):
-                    weight.zero_()
-        assert_close(y, off(x)[0])
-
-    def test_what_is_dropped_gets_no_gradient(self, name, engine):
-        layer, x = self.case(name, engine)
-        seeded(2, layer, x)[0].sum().backward()
-        torch.manual_seed(2)
-        dropped = F.dropout(torch.ones(5, dtype=x.dtype, device=x.device), 0.5) == 0
-        columns = layer.weight_hh_l0.grad.abs().sum(0)
-        assert torch.equal(columns == 0, dropped)
-
-    def test_a_mask_for_each_sequence(self, name, engine):
-        """What to do where one mask for a batch is too few; on fused engines sequences are then runs."""
-        layer, x = self.case(name, engine)
-        x = x[:, :1].expand(7, 4, 3)
-        y = vmap(lambda x: layer(x)[0], in_dims=1, out_dims=1, randomness="different")(x)
-        assert not all(torch.allclose(y[:, 0], y[:, b]) for b in range(1, 4))
-        y = seeded(1, vmap(lambda x: layer(x)[0], in_dims=1, out_dims=1, randomness="same"), x)
-        assert_close(y, seeded(1, layer, x)[0])
-
-
-def test_recurrent_dropout_of_a_module():
-    module = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 10)).double()
-    layer = dm.DMU(3, 5, transition=module, recurrent_dropout=0.5)
-    x, h0 = torch.randn(6, 4, 3, dtype=torch.float64), torch.rand(1, 4, 5, dtype=torch.float64)
-    y, _ = seeded(2, layer, x, h0)
-    torch.manual_seed(2)
-    mask = F.dropout(torch.ones(5, dtype=torch.float64), 0.5)
-    h = h0[0]
-    for t, x_t in enumerate(x):
-        h = plain.memory_update(module(torch.cat([x_t, h * mask], -1)), h)
-        assert_close(y[t], h)
 
 
 def own_network(layer, number: int = 0) -> nn.Module:
@@ -576,9 +463,10 @@ class TestTransition:
         added = layer.state_dict().keys() - plain_one.state_dict().keys()
         hidden, biases = len(options["transition"]), 2 if options.get("bias", True) else 1
         assert len(added) == ("layer_norm" in options) * 2 * hidden * biases
+        adds = {f"weight_{k}_l{n}" for k in range(2, hidden + 1) for n in range(2)} if "residual" in options else ()
         for key, value in layer.state_dict().items():  # what is drawn is drawn as ever
-            expected = plain_one.state_dict().get(key)
-            assert torch.equal(value, torch.full_like(value, "weight" in key) if expected is None else expected)
+            expected = plain_one.state_dict().get(key, torch.full_like(value, "weight" in key))
+            assert_close(value, expected / (layer.depth**0.5 if key in adds else 1))
         assert layer.depth == plain_one.depth == hidden + 1
         (group,) = dm.parameter_groups(layer, lr=1.0)
         assert group["lr"] == pytest.approx(1 / (2 * layer.depth))
@@ -587,11 +475,7 @@ class TestTransition:
     def test_what_needs_a_list_of_weights_refuses(self, options):
         option = "layer_norm" if "layer_norm" in options else "residual"
         layer, cell = dm.DMU(3, 5, **options), dm.DMUCell(3, 5, **options)
-        x, h = torch.randn(3), torch.zeros(5)
-        calls = [layer.transition_weights, lambda: dm.gradients.gates(layer, x[None])]
-        calls += [lambda m=m: dm.gradients.condition(m) for m in (layer, cell)]
-        calls += [lambda m=m: dm.gradients.step_jacobian(m, x, h) for m in (layer, cell)]
-        for call in calls:
+        for call in (layer.transition_weights, *(lambda m=m: dm.gradients.condition(m) for m in (layer, cell))):
             with pytest.raises(TypeError, match=f"^DMU(Cell)?: with {option}=True the transition is more than"):
                 call()
 
@@ -609,24 +493,26 @@ class TestGradients:
         (part,) = dm.gradients.flow(layer, x, lambda out: out[1].sum())
         assert_close(part.norms, torch.full((6, 4), 5**0.5, dtype=torch.float64))
 
-    @pytest.mark.parametrize("module", [False, True], ids=["dense", "module"])
-    def test_the_jacobian_of_a_step_is_that_of_the_average(self, module):
-        transition = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 10)).double() if module else [6]
-        layer = dm.DMU(3, 5, transition=transition, zoneout=0.3, recurrent_dropout=0.5, dtype=torch.float64).eval()
+    @pytest.mark.parametrize("kind", ["dense", "module", *VARIATIONS])
+    def test_the_jacobian_of_a_step_is_that_of_the_average(self, kind):
+        options = VARIATIONS.get(kind, {"transition": [6], "transition_dropout": 0.4})
+        if kind == "module":
+            options = {"transition": nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 10)).double()}
+        layer = build("DMU", zoneout=0.3, recurrent_dropout=0.5, **options).eval()
         x, h = torch.randn(3, dtype=torch.float64), torch.rand(5, dtype=torch.float64)
         found = dm.gradients.step_jacobian(layer, x, h)
         expected = torch.autograd.functional.jacobian(lambda h: layer(x[None], h[None])[1][0], h)
         assert_close(found.total, expected)
         assert_close(found.kept.diagonal(), dm.gradients.gates(layer, (x[None], h[None]))[0].keep[0, 0])
 
-    @pytest.mark.parametrize("options", [{"zoneout": 0.1}, {"recurrent_dropout": 0.1}], ids=lambda o: next(iter(o)))
-    def test_steps_that_are_drawn_have_no_jacobian(self, options):
-        layer, x = dm.DMU(3, 5, **options), torch.randn(6, 3)
+    @pytest.mark.parametrize("option", sorted(DRAWN))
+    def test_steps_that_are_drawn_have_no_jacobian(self, option):
+        layer, x = dm.DMU(3, 5, **{option: 0.1}), torch.randn(6, 3)
         for call in (
             lambda: dm.gradients.step_jacobian(layer, x[0], torch.zeros(5)),
             lambda: dm.gradients.gates(layer, x),
         ):
-            with pytest.raises(ValueError, match=r"make this DMU's steps random; call \.eval\(\) first"):
+            with pytest.raises(ValueError, match=r"makes this DMU's steps random; call \.eval\(\) first"):
                 call()
         dm.gradients.condition(layer)  # of the weights, whatever is drawn
 

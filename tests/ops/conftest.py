@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from fused_engines import DEVICES, missing
+from fused_engines import missing
 from layers import LAYERS
+
+from deepmemory.ops.engines import FUSED
 
 
 @pytest.fixture(
-    params=[pytest.param(n, marks=pytest.mark.skipif(bool(missing(n)), reason=f"{n}: {missing(n)}")) for n in DEVICES]
+    params=[pytest.param(n, marks=pytest.mark.skipif(bool(missing(n)), reason=f"{n}: {missing(n)}")) for n in FUSED]
 )
 def engine(request: pytest.FixtureRequest) -> str:
     """Every fused engine."""

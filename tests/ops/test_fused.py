@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from fused_engines import DEVICES, draw, make, pair
+from fused_engines import DEVICES, close, draw, loss, make, pair
 from layers import LAYERS, OWN, randomise, tensors
 from tolerances import assert_close
 from torch import Tensor, nn
@@ -29,19 +29,6 @@ def call(layer: nn.Module, weights, x: Tensor, lengths=None) -> list[Tensor]:
     """y and the tensors of the final state."""
     y, state = functional_call(layer, weights, (x,), {"lengths": lengths})
     return [y, *tensors(state)]
-
-
-def loss(outputs: list[Tensor]) -> Tensor:
-    """Neither linear nor symmetric, so that every entry's gradient differs and second derivatives are not zero."""
-    return sum((o.sin() * torch.linspace(-1, 1, o.shape[-1]).to(o)).sum() for o in outputs)
-
-
-def close(actual, expected) -> None:
-    """By the table, each tensor measured against its own largest entry: gradients are sums over many steps."""
-    actual, expected = torch.utils._pytree.tree_leaves(actual), torch.utils._pytree.tree_leaves(expected)
-    for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
-        size = e.detach().abs().max().clamp(min=1) if e.numel() else 1
-        assert_close(a.detach() / size, e.detach() / size, what=f"result {index}")
 
 
 class Spy:
