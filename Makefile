@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 ENGINE := $(wildcard deepmemory/ops/cpu/*.cpp deepmemory/ops/cpu/*.h)
 
-.PHONY: test sanitize demo docs venv clean
+.PHONY: test sanitize demo report docs venv clean
 
 test: venv
 	$(VENV)/bin/python -m pytest -n 2
@@ -22,6 +22,11 @@ sanitize: venv
 
 demo: venv
 	$(VENV)/bin/dmu paper adding --cells dmu,gru,lstm --runs 5 --epochs 20 --out runs/demo
+
+# The pages and figures of the committed records. Git keeps the Markdown pages and the SVG figures that they show.
+report: venv
+	$(VENV)/bin/dmu report --out docs/reproduction --to docs/reproduction
+	$(VENV)/bin/dmu report --out docs/gradients-study --to docs/gradients-study
 
 docs: venv
 	$(VENV)/bin/python -m sphinx -W docs build/docs

@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import median
 
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Records, Study
+from deepmemory.lab.records import Records, Study
+from deepmemory.lab.report.blocks import Table, text_columns
+from deepmemory.lab.report.render import markdown
 from deepmemory.lab.settings import THRESHOLDS, Setting, threshold_label
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -71,8 +73,7 @@ def counted(epochs: list[int]) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    aligned = ["---", *("---:" for _ in header[1:])]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, aligned, *rows))
+    return markdown.show(Table(text_columns(1, *header), rows))
 
 
 def start_table(studies: dict[str, Study]) -> str:

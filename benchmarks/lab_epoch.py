@@ -20,7 +20,7 @@ import torch
 
 import deepmemory as dm
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import git_commit, now, versions
+from deepmemory.lab.records import git_commit, now, versions
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.training import loop, random_streams
 from deepmemory.lab.training.network import Network, initial_weights

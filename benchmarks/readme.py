@@ -11,10 +11,11 @@ from pathlib import Path
 import gru_study
 
 from deepmemory.lab.bench.tables import markdown_table, speed_table
-from deepmemory.lab.records.database import Records
-from deepmemory.lab.report import markdown, real
-from deepmemory.lab.report.scores import accounts
-from deepmemory.lab.report.tables import pictures
+from deepmemory.lab.records import Records
+from deepmemory.lab.report.render import markdown
+from deepmemory.lab.report.results.synthetic import synthetic_results
+from deepmemory.lab.report.results.tables import real_results
+from deepmemory.lab.report.sections import real, synthetic
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/engines.md", "docs/faq.md", "docs/paper.md", "docs/why-dmu.md")
@@ -42,8 +43,8 @@ def tables() -> dict[str, str]:
         "speed depth": depth_table(measured["H200"]),
         "speed gpu": speed_table(measured["H200"]),
         "speed cpu": speed_table(measured["CPU"]),
-        "paper synthetic": markdown.summary(pictures(studies)),
-        "paper real": real.summary(accounts(studies)),
+        "paper synthetic": markdown.show(synthetic.summary_table(synthetic_results(studies))),
+        "paper real": markdown.show(real.summary_table(real_results(studies))),
         "starts": gru_study.start_table(beside),
         "rates": gru_study.rate_table(beside),
         "rate ranges": gru_study.range_table(beside),

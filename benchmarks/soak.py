@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import deepmemory as dm
-from deepmemory.lab.records.database import Records, versions
+from deepmemory.lab.records import Records, versions
 from deepmemory.lab.report import write_report
 from deepmemory.lab.settings import CELLS, Machine, Setting
 from deepmemory.lab.training.progress import Studies

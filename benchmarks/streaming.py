@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from deepmemory.lab.bench.speed import machine
-from deepmemory.lab.records.database import git_commit, now
+from deepmemory.lab.records import git_commit, now
 
 HERE = Path(__file__).parent
 SIZES = (16, 64, 256)

@@ -3,7 +3,7 @@
 import pytest
 from lab import real_data
 
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.settings import SYNTHETIC, Machine, Setting
 from deepmemory.lab.training import loop, studies
 from deepmemory.lab.training.progress import PlainLines

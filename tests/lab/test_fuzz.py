@@ -15,14 +15,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from deepmemory.lab import cli
-from deepmemory.lab.records.database import (
-    Records,
-    RecordsError,
-    load_checkpoint,
-    merge,
-    save_checkpoint,
-    unpack_curves,
-)
+from deepmemory.lab.records import Records, RecordsError, load_checkpoint, merge, save_checkpoint
+from deepmemory.lab.records.packing import unpack_curves
 from deepmemory.lab.settings import Machine, Setting, change, setting_from_json
 from deepmemory.lab.training import loop, studies
 from deepmemory.lab.training.progress import PlainLines

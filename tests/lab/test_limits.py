@@ -15,7 +15,8 @@ from deepmemory.lab import cli
 from deepmemory.lab.data import DataError, files
 from deepmemory.lab.data import pairs as sentences
 from deepmemory.lab.data.pairs import parse_pairs
-from deepmemory.lab.records.database import LARGEST_UNPACKED, Records, RecordsError, Room, merge, unpack_curves
+from deepmemory.lab.records import Records, RecordsError, merge
+from deepmemory.lab.records.packing import LARGEST_UNPACKED, UnpackingLimit, unpack_curves
 from deepmemory.lab.report import write_report
 from deepmemory.lab.settings import MOST, MOST_LAYERS, Setting
 from deepmemory.lab.tasks import task_of
@@ -66,19 +67,19 @@ def refusal(out):
 
 
 @pytest.mark.parametrize("table", ["packed", "packed_watch"])
-def test_packed_runs_have_their_room(received, table):
+def test_packed_runs_have_a_limit(received, table):
     bomb = zlib.compress(bytes(LARGEST_UNPACKED + 4), 9)
     assert len(bomb) < 2**18
     spoil(received, (f'INSERT OR REPLACE INTO {table} ("values", run) SELECT ?, id FROM run', (bomb,)))
     assert f"more than the {LARGEST_UNPACKED} bytes expected come out" in refusal(received)
 
 
-def test_the_room_is_for_all_of_them_together():
-    room = Room(40)
+def test_the_limit_is_for_all_of_them_together():
+    limit = UnpackingLimit(40)
     blob = zlib.compress(bytes(24))
-    assert unpack_curves(blob, ["train_loss", "valid_loss"], room) == {"train_loss": (0, 0, 0), "valid_loss": (0, 0, 0)}
+    assert unpack_curves(blob, ["a", "b"], limit) == {"a": (0, 0, 0), "b": (0, 0, 0)}
     with pytest.raises(ValueError, match="more than the 16 bytes expected"):
-        unpack_curves(blob, ["train_loss", "valid_loss"], room)
+        unpack_curves(blob, ["a", "b"], limit)
 
 
 FOREVER = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i"
@@ -97,7 +98,7 @@ SCHEMES = {
 def test_a_database_holds_values_and_computes_none(received, scheme, write):
     spoil(received, *SCHEMES[scheme])
     before = (received / "records.sqlite").read_bytes()
-    with pytest.raises(RecordsError, match=r"records.sqlite is no database of ours"):
+    with pytest.raises(RecordsError, match=r"records.sqlite was not written by deepmemory"):
         Records(received, write=write)
     assert (received / "records.sqlite").read_bytes() == before
 
@@ -110,7 +111,7 @@ def test_neither_does_one_of_searches(tmp_path):
     (tmp_path / "sweeps.sqlite").rename(tmp_path / "records.sqlite")
     spoil(tmp_path, "DROP TABLE trials", f"CREATE VIEW trials AS {FOREVER} AS trial_id, i AS study_id FROM n")
     (tmp_path / "records.sqlite").rename(tmp_path / "sweeps.sqlite")
-    assert "'trials' should be a table of values, is a view" in refusal(tmp_path)
+    assert "'trials' should be a table of values, it is a view" in refusal(tmp_path)
 
 
 def settings_with(out, **changes):
@@ -138,7 +139,7 @@ def test_a_network_is_made_only_where_its_weights_are_there(received):
     settings_with(received, hidden=[2**16] * 64, transition=[2**16] * 8)
     started = time.monotonic()
     (checkpoint,) = received.glob("checkpoints/*/*.safetensors")
-    with pytest.raises(RecordsError, match="not of this network"):
+    with pytest.raises(RecordsError, match="does not fit this network"):
         load_model(checkpoint)
     write_report(received)
     assert time.monotonic() - started < 20
@@ -157,9 +158,9 @@ VALUES = {
 
 
 @pytest.mark.parametrize("column", VALUES)
-def test_a_run_holds_what_a_run_has(received, column):
+def test_a_row_has_the_values_of_a_run(received, column):
     spoil(received, (f"UPDATE run SET {column} = ? WHERE seed = 0", (VALUES[column],)))
-    assert "is not what a run has" in refusal(received)
+    assert "is not one of a run" in refusal(received)
 
 
 SEVEN = b"\0\0\0\0" * 7

@@ -10,7 +10,7 @@ from lab.test_cli import error_of, invoke, start, wait_for_epoch
 
 from deepmemory.lab import paper
 from deepmemory.lab.cli.training import selection
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.settings import TASKS
 
 DATA = os.environ.get("DEEPMEMORY_DATA")

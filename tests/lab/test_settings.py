@@ -7,7 +7,7 @@ import pytest
 
 from deepmemory.lab import paper
 from deepmemory.lab.data.registry import names_for
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.settings import (
     LANGUAGES,
     MUSIC,

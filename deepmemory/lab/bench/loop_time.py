@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from deepmemory.lab.records.database import versions, write_whole
+from deepmemory.lab.records import versions, write_whole
 from deepmemory.lab.settings import DEFAULTS, Machine, Setting
 from deepmemory.lab.training import random_streams
 from deepmemory.lab.training.progress import StudyProgress

@@ -20,7 +20,7 @@ from deepmemory.lab.cli.options import as_command
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (training.paper, training.train, training.sweep),
     "Look at results": (results.report, results.merge, results.bench),
-    "Use a trained network": (use.inspect, use.export, use.compose, use.translate, use.generate, use.play),
+    "Use a trained network": (use.list_, use.inspect, use.export, use.compose, use.translate, use.generate, use.play),
 }
 DATA_VERBS: dict[str, Callable[..., None]] = {"list": data.list_, "fetch": data.fetch, "check": data.check}
 
@@ -28,7 +28,7 @@ app = typer.Typer(name="dmu", no_args_is_help=True, pretty_exceptions_enable=Fal
 data_app = typer.Typer(help="Public datasets: list, fetch and check them.", no_args_is_help=True)
 for panel, verbs in VERBS.items():
     for verb in verbs:
-        app.command(rich_help_panel=panel)(as_command(verb))
+        app.command(verb.__name__.rstrip("_"), rich_help_panel=panel)(as_command(verb))
 for name, verb in DATA_VERBS.items():
     data_app.command(name)(as_command(verb))
 app.add_typer(data_app, name="data", rich_help_panel="Data")

@@ -41,7 +41,10 @@ WatchName = Annotated[
 DataFolder = Annotated[
     Path | None, typer.Option("--data", help="folder with local copies of the data; default: $DEEPMEMORY_DATA")
 ]
-Checkpoint = Annotated[Path, typer.Argument(help="OUT/checkpoints/STUDY, or one of the files in it")]
+Checkpoint = Annotated[
+    Path | None, typer.Argument(help="OUT/checkpoints/STUDY, or one of the files in it; default: the newest in OUT")
+]
+TrainedIn = Annotated[Path, typer.Option("--out", help="folder with trained networks")]
 RunSeed = Annotated[
     int | None, typer.Option("--run", min=0, help="seed of the run; default: the one with the lowest validation loss")
 ]

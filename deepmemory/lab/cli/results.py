@@ -26,8 +26,7 @@ def report(
 
 def show_report(out: Path, to: Path | None = None, *, tasks: Sequence[str] = TASKS, as_json: bool) -> None:
     """Write pages and figures, and print the results of these tasks."""
-    from deepmemory.lab.report import write_report
-    from deepmemory.lab.report.text import print_report
+    from deepmemory.lab.report import print_report, write_report
 
     if (out / "sweeps.sqlite").exists():
         report_searches(out, to, as_json=as_json)
@@ -36,9 +35,9 @@ def show_report(out: Path, to: Path | None = None, *, tasks: Sequence[str] = TAS
     written = write_report(out, to)
     if as_json:
         places = {"page": str(written.page), "markdown": str(written.markdown)}
-        print(json.dumps({"event": "report", **places, "pictures": written.as_data()}))
+        print(json.dumps({"event": "report", **places, "tasks": written.data}))
     else:
-        print_report([picture for picture in written.pictures if picture.task in tasks])
+        print_report(written, tasks)
         print(f"page: {written.page.resolve()}")
 
 
@@ -60,9 +59,9 @@ def merge(
     out: Annotated[Path, typer.Option("--out", help="new folder for all of them")],
 ) -> None:
     """Join and pack the records of several machines; records that contradict one another are refused."""
-    from deepmemory.lab.records import database
+    from deepmemory.lab import records
 
-    merged = database.merge(sources, out)
+    merged = records.merge(sources, out)
     studies = merged.studies()
     merged.close()
     print(f"{out}: {len(studies)} studies, {sum(len(study.runs) for study in studies)} runs")

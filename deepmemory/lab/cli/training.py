@@ -263,7 +263,7 @@ def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool
     from deepmemory.lab import paper as published
 
     rest = dict(changes)
-    depth = parse("depth", int, rest.pop("depth", 1)) if task in published.REAL_DATA else 1
+    depth = parse("depth", int, rest.pop("depth", 1)) if task in published.REAL_RECIPES else 1
     setting = published.setting(task, cell, depth)
     return change(published.quick(setting) if quick else setting, rest)
 
@@ -318,13 +318,13 @@ def tell_failed(failed: Sequence[str]) -> None:
 
 def warn_of_divergence(settings: Sequence[Setting], out: Path) -> bool:
     """Name the settings whose loss became nan or inf; true where that happened to every run of a setting."""
-    from deepmemory.lab.records import database
+    from deepmemory.lab.records import DIVERGED, Records
 
-    records = database.Records(out)
+    records = Records(out)
     hopeless = False
     for study in (records.study(setting.key) for setting in settings):
         states = [run.state for run in study.runs] if study else []
-        if study and (diverged := states.count(database.DIVERGED)):
+        if study and (diverged := states.count(DIVERGED)):
             hopeless |= diverged == len(states)
             print(
                 f"{study.setting.task} {study.setting.cell}: {diverged} of {len(states)} runs diverged: their loss "

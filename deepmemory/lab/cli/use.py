@@ -1,37 +1,66 @@
-"""The verbs that use a trained network: ``inspect``, ``export``, ``compose``, ``translate``, ``generate``, ``play``."""
+"""The verbs that use a trained network, the newest one where none is named."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from deepmemory.lab.cli.options import AsJson, Checkpoint, DataFolder, RunSeed, tell
+from deepmemory.lab.cli.options import AsJson, Checkpoint, DataFolder, RunSeed, TrainedIn, tell
 from deepmemory.lab.settings import check_choice
 
 MOST_STEPS = 10**6
 
 Temperature = Annotated[float, typer.Option(min=0, help="sampling temperature; 0 is greedy")]
 SamplingSeed = Annotated[int, typer.Option("--seed", min=0, help="random seed for sampling")]
+CheckpointAndText = Annotated[
+    list[str], typer.Argument(metavar="[CHECKPOINT] TEXT", help="a trained network, default: the newest in OUT; a text")
+]
+
+
+def list_(out: TrainedIn = Path("runs"), as_json: AsJson = False) -> None:
+    """List trained networks, the newest first."""
+    from rich import print as show
+    from rich.table import Table
+
+    from deepmemory.lab.use.loading import list_models
+
+    models = list_models(out)
+    if as_json:
+        for model in models:
+            print(json.dumps({"event": "model", **asdict(model), "path": str(model.path)}))
+        return
+    if not models:
+        print(f"no trained networks in {out}; dmu train adding --quick --out {out} trains one")
+        return
+    table = Table("task", "cell", "state", "depth", "weights", "runs", "best validation scores", "checkpoint")
+    for model in models:
+        scores = ", ".join(f"{name.removeprefix('valid_')} {value:.4g}" for name, value in model.scores.items())
+        size = ", ".join(map(str, model.hidden))
+        weights = "" if model.weights is None else f"{model.weights:,}"
+        table.add_row(model.task, model.cell, size, str(model.depth), weights, str(model.runs), scores, str(model.path))
+    show(table)
 
 
 def inspect(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint = None,
     run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
     to: Annotated[Path | None, typer.Option(help="folder for figures and numbers; default: print tables only")] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what is inside a trained network: sizes, gradient condition, gates, gradient flow."""
     from deepmemory.lab.use import inspection
-    from deepmemory.lab.use.loading import load_model
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
     from deepmemory.lab.writing import put
 
-    found = inspection.inspect(load_model(checkpoint, run, data))
+    found = inspection.inspect(load_model(choose_checkpoint(checkpoint, out), run, data))
     told = {"event": "inspect", **inspection.as_data(found)}
     if to is not None:
         told["pictures"] = [str(path) for path in inspection.draw(found, to)]
@@ -45,9 +74,10 @@ def inspect(
 
 
 def export(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint = None,
     format: Annotated[str, typer.Option(help="onnx, pt2 (for torch.export.load) or safetensors")] = "onnx",
     run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
     to: Annotated[Path | None, typer.Option(help="file to write; default: OUT/export/STUDY-SEED.FORMAT")] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
@@ -59,11 +89,12 @@ def export(
 
     from deepmemory.export import FORMATS
     from deepmemory.lab.use import exporting
-    from deepmemory.lab.use.loading import load_model
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
     from deepmemory.lab.writing import without_links
 
     check_choice("format", format, tuple(FORMATS))
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which nobody needs, is missing
+    checkpoint = choose_checkpoint(checkpoint, out)
     model = load_model(checkpoint, run, data)
     study = (checkpoint if checkpoint.is_dir() else checkpoint.parent).resolve()
     path = to or without_links(study.parents[1], "export", f"{study.name}-{model.seed}.{format}")
@@ -81,8 +112,9 @@ def export(
 
 
 def compose(
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint = None,
     run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
     tune: Annotated[
         int | None, typer.Option(min=0, help="piece of the test split to continue; default: the first")
     ] = None,
@@ -98,11 +130,11 @@ def compose(
 ) -> None:
     """Continue a piece of music with a network trained on polymusic; writes MIDI and WAV."""
     from deepmemory.lab.use import decoding, sound
-    from deepmemory.lab.use.loading import load_model
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
 
     if tune is not None and source is not None:
         raise ValueError("--tune and --from both name a piece to continue; give one of them")
-    model = load_model(checkpoint, run, data)
+    model = load_model(choose_checkpoint(checkpoint, out, "polymusic"), run, data)
     per_beat = sound.frames_per_beat(model.setting.music)
     whole = sound.read_roll(source, per_beat) if source else decoding.piece(model, tune or 0)
     begun = whole[: given or None]
@@ -121,9 +153,9 @@ def compose(
 
 
 def translate(
-    checkpoint: Checkpoint,
-    text: Annotated[str | None, typer.Argument(help="sentence in the source language of the network")] = None,
+    given: CheckpointAndText = [],  # noqa: B006 (never changed)
     run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
     beam: Annotated[int, typer.Option(min=1, max=1000, help="beam width; 1 is greedy")] = 5,
     length_power: Annotated[
         float, typer.Option(min=0, max=100, help="beam: rank by log-probability / length ** this; 0 ignores the length")
@@ -137,11 +169,12 @@ def translate(
 ) -> None:
     """Translate a sentence into English with a network trained on translation, or measure its BLEU."""
     from deepmemory.lab.use import decoding
-    from deepmemory.lab.use.loading import load_model
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
 
+    checkpoint, text = checkpoint_and_text(given, text_expected=not bleu)
     if (text is None) != bleu:
         raise ValueError("translate takes a sentence or --bleu, one of the two")
-    model = load_model(checkpoint, run, data)
+    model = load_model(choose_checkpoint(checkpoint, out, "translation"), run, data)
     if text is not None:
         said, unknown = decoding.translate(model, text, beam, length_power)
         warn_of_unknown(unknown, "left out")
@@ -158,9 +191,9 @@ def translate(
 
 
 def generate(
-    checkpoint: Checkpoint,
-    text: Annotated[str, typer.Argument(help="beginning of the text")],
+    given: CheckpointAndText,
     run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
     words: Annotated[int, typer.Option(min=0, max=MOST_STEPS, help="number of words to generate")] = 50,
     temperature: Temperature = 1.0,
     top: Annotated[int, typer.Option(min=0, help="sample from this many of the most likely words; 0 for all")] = 40,
@@ -170,11 +203,27 @@ def generate(
 ) -> None:
     """Continue a text with a network trained on natlang."""
     from deepmemory.lab.use import decoding
-    from deepmemory.lab.use.loading import load_model
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
 
-    said, unknown = decoding.continue_text(load_model(checkpoint, run, data), text, words, temperature, top, seed)
+    checkpoint, text = checkpoint_and_text(given)
+    if text is None:
+        raise ValueError("generate takes the beginning of a text, in quotes")
+    model = load_model(choose_checkpoint(checkpoint, out, "natlang"), run, data)
+    said, unknown = decoding.continue_text(model, text, words, temperature, top, seed)
     warn_of_unknown(unknown, f"read as {decoding.UNKNOWN}")
     tell(as_json, {"event": "generate", "text": said, "unknown": unknown}, said)
+
+
+def checkpoint_and_text(given: Sequence[str], text_expected: bool = True) -> tuple[Path | None, str | None]:
+    """Both from the command line, where either may be left out."""
+    if len(given) > 2:
+        raise ValueError(f"expected a checkpoint and one text in quotes, got {len(given)} arguments: {' '.join(given)}")
+    if len(given) == 2:
+        return Path(given[0]), given[1]
+    if not given:
+        return None, None
+    is_text = text_expected and not Path(given[0]).exists()
+    return (None, given[0]) if is_text else (Path(given[0]), None)
 
 
 def warn_of_unknown(words: Sequence[str], what: str) -> None:
@@ -185,7 +234,7 @@ def warn_of_unknown(words: Sequence[str], what: str) -> None:
 
 def play(
     port: Annotated[int, typer.Option(min=0, max=65535, help="port of the page on this machine; 0 for any")] = 8765,
-    out: Annotated[Path, typer.Option("--out", help="folder with trained networks")] = Path("runs"),
+    out: TrainedIn = Path("runs"),
     translation: Annotated[
         Path | None, typer.Option(help="checkpoint that translates; default: the newest in OUT")
     ] = None,

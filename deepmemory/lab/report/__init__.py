@@ -1,5 +1,8 @@
-"""Tables, figures and one page that shows paper and ours side by side."""
+"""The report: from records to results, from results to blocks, from blocks to HTML, Markdown and the terminal.
 
-from deepmemory.lab.report.page import write_report
+A new table is one function in ``sections`` that returns a block, and its place in that module's page.
+"""
 
-__all__ = ["write_report"]
+from deepmemory.lab.report.report import print_report, write_report
+
+__all__ = ["print_report", "write_report"]

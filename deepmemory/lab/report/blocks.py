@@ -1,37 +1,23 @@
-"""Pieces of a page that is written once and shown twice: as Markdown in the repository, as HTML in a browser.
+"""What a report is made of: pages of sections of blocks, which the modules in ``render`` show.
 
-Texts may hold ``code`` between backticks and **bold** between asterisks, as Markdown has them. Some of them come from
-records, which may come from anybody, so nothing else that Markdown or HTML would act on gets through.
+Texts may hold ``code`` between backticks and **bold** between asterisks, as Markdown has them; an ``arXiv:`` number
+becomes a link. Some texts come from records, which may come from anybody, so nothing else that Markdown, HTML or a
+terminal would act on gets through.
 """
 
 from __future__ import annotations
 
-import re
-from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from html import escape
-
-# What a cell of a table may say, and how HTML marks it.
-MARKS = {
-    "agrees": "yes",
-    "holds": "yes",
-    "reproduced": "yes",
-    "differs": "no",
-    "does not hold": "no",
-    "not reproduced": "no",
-    "open": "open",
-    "not run": "open",
-    "no data": "open",
-}
+from operator import itemgetter
+from typing import Any
 
 
 @dataclass(frozen=True)
 class Heading:
-    """Of a section (level 2) or a part of one (3)."""
+    """The title of a part of a section."""
 
     text: str
-    level: int = 2
 
 
 @dataclass(frozen=True)
@@ -43,7 +29,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Items:
-    """A list."""
+    """A bulleted list."""
 
     texts: Sequence[str]
 
@@ -57,103 +43,95 @@ class Commands:
 
 @dataclass(frozen=True)
 class Image:
-    """A figure by its name; ``alt`` is for people who do not see it."""
+    """A figure; its caption also serves readers who do not see it."""
 
-    name: str
-    alt: str
+    name: str  # of its files
+    caption: str
+    draw: Callable[[], Any]  # makes the matplotlib figure
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A table's cell that says how something turned out: well, badly, or neither (None)."""
+
+    text: str
+    good: bool | None
+
+
+Cell = str | Mark
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its title, and what it says of an item."""
+
+    title: str
+    cell: Callable[[Any], Cell]
+    numeric: bool = False
+    brief: bool = True  # shown in a terminal too, which has less room
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text; the first ``left`` columns hold words, the others numbers or marks."""
+    """One row for each item, one column for each thing to say of it."""
 
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    left: int = 1
+    columns: Sequence[Column]
+    items: Sequence[Any]
 
-
-Block = Heading | Text | Items | Commands | Image | Table
-
-
-def to_markdown(blocks: Sequence[Block]) -> str:
-    """The page for the repository; its figures lie in ``figures/``."""
-    return "\n\n".join(map(markdown_of, blocks)) + "\n"
+    @property
+    def rows(self) -> list[list[Cell]]:
+        """The cells of every row."""
+        return [[column.cell(item) for column in self.columns] for item in self.items]
 
 
-def markdown_of(block: Block) -> str:
-    """One piece."""
-    match block:
-        case Heading(text, level):
-            return f"{'#' * level} {escaped(text)}"
-        case Text(text):
-            return escaped(text)
-        case Items(texts):
-            return "\n".join(f"- {escaped(text)}" for text in texts)
-        case Commands(lines):
-            return "\n".join(["```sh", *lines, "```"])
-        case Image(name, alt):
-            return f"![{escaped(alt)}](figures/{name}.svg)"
-        case Table(heads, rows, left):
-            return table(heads, rows, left)
+@dataclass(frozen=True)
+class Details:
+    """Blocks folded behind one line, none of them a heading; a terminal leaves them out, Markdown their figures."""
+
+    summary: str
+    blocks: Sequence[Block]
 
 
-def table(heads: Sequence[str], body: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Rows of text; the first ``left`` columns to the left, numbers to the right."""
-    rule = ["---" if place < left else "---:" for place in range(len(heads))]
-    lines = [[escaped(text).replace("|", r"\|") for text in line] for line in (heads, *body)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
+Block = Heading | Text | Items | Commands | Image | Table | Details
 
 
-def escaped(text: str) -> str:
-    """One line of Markdown without HTML, links and pictures of its own.
+@dataclass(frozen=True)
+class Section:
+    """A titled part of a page. What is about some tasks is also shown in the terminal that trained them."""
 
-    >>> escaped("**1 < 2**\\n![x](http://y)")
-    '**1 &lt; 2** ![x]&#40;http://y)'
-    """
-    return " ".join(text.splitlines()).replace("<", "&lt;").replace("](", "]&#40;")
-
-
-def to_html(blocks: Sequence[Block], drawn: Mapping[str, bytes]) -> str:
-    """A part of the page that needs nothing else; ``drawn`` are its figures as SVG, by name."""
-    return "\n".join(html_of(block, drawn) for block in blocks)
+    title: str
+    blocks: Sequence[Block]
+    tasks: tuple[str, ...] = ()
 
 
-def html_of(block: Block, drawn: Mapping[str, bytes]) -> str:
-    """One piece."""
-    match block:
-        case Heading(text, level):
-            return f"<h{level}>{inline(text)}</h{level}>"
-        case Text(text):
-            return f"<p>{inline(text)}</p>"
-        case Items(texts):
-            return f'<ul class="note">{"".join(f"<li>{inline(text)}</li>" for text in texts)}</ul>'
-        case Commands(lines):
-            return f"<pre><code>{escape(chr(10).join(lines))}</code></pre>"
-        case Image(name, alt):
-            source = b64encode(drawn[name]).decode()
-            return (
-                f'<figure><img alt="{escape(alt)}" src="data:image/svg+xml;base64,{source}">'
-                f"<figcaption>{escape(alt)}.</figcaption></figure>"
-            )
-        case Table(heads, rows, left):
-            head = "".join(html_cell(text, place < left, "th") for place, text in enumerate(heads))
-            body = "".join(
-                f"<tr>{''.join(html_cell(text, place < left) for place, text in enumerate(row))}</tr>" for row in rows
-            )
-            return f'<table class="real"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+@dataclass(frozen=True)
+class Page:
+    """One Markdown file, and a part of the HTML page."""
+
+    name: str  # of the file
+    title: str
+    sections: Sequence[Section]  # the first one may have no title
+
+    def images(self) -> list[Image]:
+        """Every figure on the page, folded ones too, each once."""
+        found = (image for section in self.sections for image in images_in(section.blocks))
+        return list({image.name: image for image in found}.values())
 
 
-def html_cell(text: str, words: bool, tag: str = "td") -> str:
-    """Words to the left, numbers to the right, marks in colour."""
-    kind = MARKS.get(text.strip("*"), "" if words else "number")
-    return f'<{tag} class="{kind}">{inline(text)}</{tag}>' if kind else f"<{tag}>{inline(text)}</{tag}>"
+def images_in(blocks: Sequence[Block]) -> Iterator[Image]:
+    """The figures among some blocks, folded ones too."""
+    for block in blocks:
+        if isinstance(block, Image):
+            yield block
+        elif isinstance(block, Details):
+            yield from images_in(block.blocks)
 
 
-def inline(text: str) -> str:
-    """Code and bold.
+def number(title: str, cell: Callable[[Any], str], brief: bool = True) -> Column:
+    """A column of numbers."""
+    return Column(title, cell, True, brief)
 
-    >>> inline("**1 < 2** says `dmu`")
-    '<strong>1 &lt; 2</strong> says <code>dmu</code>'
-    """
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text, quote=False))
-    return re.sub(r"\*\*([^*]+)\*\*", r"<strong>\1</strong>", text)
+
+def text_columns(left: int, *titles: str) -> list[Column]:
+    """Columns of rows that are lists of cells already; the first ``left`` of them hold words, the others numbers."""
+    return [Column(title, itemgetter(place), place >= left) for place, title in enumerate(titles)]

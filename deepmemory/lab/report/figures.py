@@ -1,17 +1,21 @@
-"""The paper's figures, runs under each threshold by epoch; and for real data, which it shows none of, the curves."""
+"""The report's figures, drawn by matplotlib."""
 
 from __future__ import annotations
 
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from math import isfinite, log10
 from pathlib import Path
-from statistics import fmean
 from textwrap import wrap
 from typing import Any
 
 from deepmemory.lab import paper
-from deepmemory.lab.report import scores
-from deepmemory.lab.report.tables import TITLES, Picture, counts_by_epoch, longest
+from deepmemory.lab.report import words
+from deepmemory.lab.report.results.gradients import LOSS, QUANTITIES, GradientResults, GradientStudy
+from deepmemory.lab.report.results.synthetic import SyntheticResults
+from deepmemory.lab.report.results.tables import StudyResult, best_of
 from deepmemory.lab.settings import THRESHOLDS
 from deepmemory.lab.tasks import task_of
 from deepmemory.lab.training.network import weight_count
@@ -26,40 +30,57 @@ STYLES: dict[str, dict[str, Any]] = {
     "rnn": {"color": "#000000", "linestyle": ":", "marker": "v"},
     "dmu-c": {"color": "#56B4E9", "linestyle": (0, (7, 2)), "marker": "P"},
 }
+FURTHER_COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#000000")  # of one cell at further rates
 FORMATS = ("svg", "png", "pdf")
 MOST_COLUMNS = 4  # of panels
-MOST_POINTS = 125  # of a learning curve: more would be closer than a line is wide, and fill megabytes
+MOST_POINTS = 64  # of a learning curve: more would be closer than a line is wide
+LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 4}
 
 
-def draw(picture: Picture) -> Any:
-    """One panel per threshold, one curve per cell with its name at its end, and a sixth panel that explains them."""
+def new_figure(rows: int, columns: int, width: float, height: float, **shared: Any) -> tuple[Any, Any]:
+    """An empty figure and its panels, as an array of rows."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5.4), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(2, 3, sharey=True).flat
-    epochs = longest(picture.studies)
-    most = max(len(study.runs) for study in picture.studies.values())
-    for index, (panel, threshold) in enumerate(zip(panels, THRESHOLDS, strict=False)):
+    panels = figure.subplots(rows, columns, squeeze=False, **shared)
+    for panel in panels.flat:
+        panel.grid(color="#dddddd", linewidth=0.6)
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, panels
+
+
+def legend_line(**style: Any) -> Any:
+    """A line for a legend."""
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], **{"linewidth": 1.6, "markersize": 4, **style})
+
+
+def draw_counts(results: SyntheticResults) -> Any:
+    """A synthetic task: one panel per threshold, one curve per cell, and a sixth panel that explains them."""
+    figure, panels = new_figure(2, 3, 10, 5.4, sharey=True)
+    epochs, most = results.epochs, max(cell.runs for cell in results.cells.values())
+    for index, (panel, threshold) in enumerate(zip(panels.flat, THRESHOLDS, strict=False)):
         ends = {}
-        for place, (cell, study) in enumerate(picture.studies.items()):
-            counts = counts_by_epoch(study, index, epochs)
+        for place, (name, cell) in enumerate(results.cells.items()):
+            counts = cell.by_epoch(index, epochs)
             marks = [epoch for epoch in range(epochs + 1) if (epoch + 2 * place) % max(1, epochs // 8) == 0]
             panel.step(
-                range(epochs + 1), counts, where="post", linewidth=1.6, markersize=4, markevery=marks, **STYLES[cell]
+                range(epochs + 1), counts, where="post", linewidth=1.6, markersize=4, markevery=marks, **STYLES[name]
             )
             if counts[-1]:
-                ends[cell] = float(counts[-1])
-        for cell, height in spread_out(ends, most * 0.08, most * 1.03).items():
+                ends[name] = float(counts[-1])
+        for name, height in spread_out(ends, most * 0.08, most * 1.03).items():
             panel.annotate(
-                cell.upper(),
+                words.cell_title(name),
                 (epochs, height),
                 xytext=(5, 0),
                 textcoords="offset points",
                 va="center",
                 fontsize=9.5,
-                color=STYLES[cell]["color"],
+                color=STYLES[name]["color"],
                 annotation_clip=False,
             )
         panel.set_title(f"loss under $10^{{{round(log10(threshold))}}}$", fontsize=11)
@@ -67,45 +88,37 @@ def draw(picture: Picture) -> Any:
         panel.set_ylim(-0.03 * most, most * 1.05)
         panel.yaxis.get_major_locator().set_params(integer=True)
         panel.tick_params(labelbottom=True)
-        panel.grid(color="#dddddd", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
         if index >= 2:
             panel.set_xlabel("epoch")
         if index % 3 == 0:
             panel.set_ylabel(f"runs (of {most})")
-    explain(figure.axes[-1], picture)
+    explain_counts(panels[-1, -1], results)
     return figure
 
 
-def explain(panel: Any, picture: Picture) -> None:
-    """Names, weights and line styles of all cells, also of those that no run of theirs labels."""
-    from matplotlib.lines import Line2D
-
+def explain_counts(panel: Any, results: SyntheticResults) -> None:
+    """Names, weights, initial biases and line styles of all cells, also of those that no curve labels."""
     panel.set_axis_off()
-    drawn = {cell: Line2D([], [], linewidth=1.6, markersize=4, **STYLES[cell]) for cell in picture.studies}
-    names = [
-        f"{cell.upper()}, {weight_count(study.setting, task_of(study.setting))} weights"
-        for cell, study in picture.studies.items()
-    ]
+    names = []
+    for name, cell in results.cells.items():
+        setting = cell.study.setting
+        weights = f"{words.cell_title(name)}, {weight_count(setting, task_of(setting))} weights"
+        names.append(words.joined(weights, words.initial_bias(setting), by="\n"))
+    title = "\n".join([words.TITLES[results.task], *wrap(words.changes_title(results.changes), 36)])
+    bold = {"weight": "bold"}
     panel.legend(
-        drawn.values(),
+        [legend_line(**STYLES[name]) for name in results.cells],
         names,
-        title="\n".join([TITLES[picture.task], *wrap(picture.changes, 36)]),
-        title_fontproperties={"weight": "bold"},
+        title=title,
+        title_fontproperties=bold,
         loc="upper left",
-        bbox_to_anchor=(0, 1),
-        frameon=False,
-        handlelength=4,
-        alignment="left",
-    )
-    panel.text(
-        0.03,
-        0.0,
-        "no name at the end of a curve:\nno run got there",
+        bbox_to_anchor=(0, 1.08),
         fontsize=9,
-        color="#555555",
-        transform=panel.transAxes,
+        alignment="left",
+        **LEGEND,
     )
+    note = "no name at the end of a curve:\nno run got under the threshold"
+    panel.text(0.03, -0.1, note, fontsize=8.5, color="#555555", transform=panel.transAxes)
 
 
 def spread_out(heights: dict[str, float], gap: float, highest: float = float("inf")) -> dict[str, float]:
@@ -121,43 +134,37 @@ def spread_out(heights: dict[str, float], gap: float, highest: float = float("in
     return {cell: bottom + gap * place for cells, bottom in clusters for place, cell in enumerate(cells)}
 
 
-def draw_curves(panels: dict[tuple[str, int], list[scores.Trained]]) -> Any:
-    """One panel per depth or setting: the measure by epoch, mean of the runs and a band from lowest to highest."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
+def draw_curves(panels: dict[tuple[str, int], list[StudyResult]]) -> Any:
+    """Real data: one panel per depth or setting, the measure by epoch as mean and range of the runs."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    place = next(iter(panels.values()))[0].place
-    measure = paper.measure_of(place.task)
+    experiment = next(iter(panels.values()))[0].experiment
+    measure = paper.measure_of(experiment.task)
     changes = {changed for changed, _ in panels}
     columns = min(MOST_COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
-    figure = Figure(figsize=(2.2 + 2.6 * max(2, columns), 3.6 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, sharey=True, squeeze=False)
+    figure, axes = new_figure(rows, columns, 2.2 + 2.6 * max(2, columns), 3.6 * rows, sharey=True)
     for panel in axes.flat[len(panels) :]:
         panel.remove()
     shown: dict[str, Any] = {}
     top = 0.0  # of the axis, where the first epochs would take up most of it
     for panel, ((changed, size), studies) in zip(axes.flat[: len(panels)], panels.items(), strict=True):
         for one in studies:
-            style = STYLES[one.place.cell]
+            style = STYLES[one.experiment.cell]
             for split, width, marker in (("train", 0.8, None), ("valid", 1.7, style["marker"])):
-                epochs, mean, lowest, highest = curve(one, f"{split}_{measure}")
+                curves = [run.curves[f"{split}_{measure}"][: one.epochs] for run in one.begun]
+                epochs, lowest, mean, highest = over_runs([dict(enumerate(of, 1)) for of in curves], statistics.fmean)
                 look = {**style, "marker": marker, "linewidth": width, "markersize": 4}
                 panel.plot(epochs, mean, markevery=max(1, len(epochs) // 8), **look)
                 top = max([top, *highest[len(epochs) // 25 :]])
                 panel.fill_between(epochs, lowest, highest, color=style["color"], alpha=0.15, linewidth=0)
-            shown[one.place.cell.upper()] = Line2D([], [], linewidth=1.7, markersize=4, **style)
+            shown[words.cell_title(one.experiment.cell)] = legend_line(**style)
         own = narrow(changed) if len(changes) > 1 else []
-        panel.set_title("\n".join([scores.size_in_words(place.task, size), *own]), fontsize=9 if own else 11)
+        panel.set_title("\n".join([words.size_title(experiment.task, size), *own]), fontsize=9 if own else 11)
         panel.set_xlabel("epoch")
         panel.xaxis.get_major_locator().set_params(integer=True)
-        panel.grid(color="#dddddd", linewidth=0.6)
-        panel.spines[["top", "right"]].set_visible(False)
     first = figure.axes[0]  # the others share its axis
-    if top and not scores.higher_is_better(measure):
+    if top and best_of(measure) is min:
         first.set_yscale("log")
         first.set_ylim(top=1.1 * top)
         first.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 7)))
@@ -165,42 +172,86 @@ def draw_curves(panels: dict[tuple[str, int], list[scores.Trained]]) -> Any:
         first.yaxis.set_minor_formatter(NullFormatter())
     for panel in axes[:, 0]:
         panel.set_ylabel(measure)
-    shown["training"] = Line2D([], [], color="#555555", linewidth=0.8)
-    shown["validation"] = Line2D([], [], color="#555555", linewidth=1.7)
-    title = ", ".join(filter(None, (scores.TITLES[place.task], scores.part_name(place.part))))
+    shown["training"] = legend_line(color="#555555", linewidth=0.8)
+    shown["validation"] = legend_line(color="#555555", linewidth=1.7)
+    title = words.joined(words.TITLES[experiment.task], words.dataset_title(experiment.dataset))
     title = "\n".join([title, *narrow("other settings" if len(changes) > 1 else changes.pop())])
-    figure.legend(
-        shown.values(),
-        shown.keys(),
-        title=title,
-        loc="outside right upper",
-        frameon=False,
-        handlelength=4,
-        alignment="left",
-    )
+    figure.legend(shown.values(), shown.keys(), title=title, loc="outside right upper", alignment="left", **LEGEND)
     return figure
 
 
 def narrow(changed: str) -> list[str]:
-    """In lines of a panel's width, no value apart from its name."""
+    """Lines of a panel's width; no value stands apart from its name."""
     return wrap(changed.replace(" = ", "\u00a0=\u00a0"), 28)
 
 
-def curve(one: scores.Trained, series: str) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Epochs, mean, lowest and highest over the runs that had a finite value there; of very many epochs, some."""
-    found: list[tuple[int, list[float]]] = []
-    for epoch in range(min(one.reached, one.epochs)):
-        values = [run.curves[series][epoch] for run in one.begun if epoch < run.epochs]
-        if finite := [value for value in values if isfinite(value)]:
-            found.append((epoch + 1, finite))
+def draw_gradients(results: GradientResults) -> Any:
+    """Gradients: one column per depth, one row per quantity, as median and range of the runs."""
+    columns = results.by_depth
+    rows = [quantity for quantity in (*QUANTITIES, LOSS) if any(one.curves(quantity) for one in results.studies)]
+    width, height = 1.0 + 3.0 * len(columns), 0.6 + 1.75 * len(rows)
+    figure, panels = new_figure(len(rows), len(columns), width, height, sharex="col", sharey="row")
+    for column, (depth, studies) in enumerate(columns.items()):
+        styles = rate_styles(studies)
+        for quantity, panel in zip(rows, panels[:, column], strict=True):
+            for one, style in zip(studies, styles, strict=True):
+                epochs, low, middle, high = over_runs(one.curves(quantity), statistics.median)
+                if epochs:
+                    marks = max(1, len(epochs) // 8)
+                    panel.plot(epochs, middle, linewidth=1.5, markersize=3.5, markevery=marks, **style)
+                    panel.fill_between(epochs, low, high, color=style["color"], alpha=0.12, linewidth=0)
+            if quantity.limit is not None:
+                panel.axhline(quantity.limit, color="#555555", linewidth=0.8, linestyle=(0, (2, 2)))
+            if quantity.log:
+                panel.set_yscale("log")
+            if column == 0:
+                panel.set_ylabel(quantity.label, fontsize=9)
+        top, bottom = panels[0, column], panels[-1, column]
+        top.set_title(f"depth {depth}", fontsize=11)
+        bottom.legend(
+            [legend_line(**style) for style in styles],
+            [f"{words.cell_title(one.cell)}, rate {one.rates}" for one in studies],
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.32),
+            fontsize=8,
+            **LEGEND,
+        )
+        bottom.set_xlabel("epoch")
+        bottom.xaxis.get_major_locator().set_params(integer=True)
+    return figure
+
+
+def rate_styles(studies: Sequence[GradientStudy]) -> list[dict[str, Any]]:
+    """A cell's own style for its largest rate, other colours for further ones."""
+    further = iter(FURTHER_COLOURS * len(studies))
+    seen: set[str] = set()
+    styles = []
+    for one in studies:
+        style = STYLES[one.cell]
+        styles.append({**style, "color": next(further), "marker": "."} if one.cell in seen else style)
+        seen.add(one.cell)
+    return styles
+
+
+def over_runs(
+    curves: Iterable[Mapping[int, float]], middle: Any
+) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Epochs, lowest, middle and highest of the runs that are finite there; of very many epochs some, and the last."""
+    found: dict[int, list[float]] = {}
+    for curve in curves:
+        for epoch, value in curve.items():
+            if isfinite(value):
+                found.setdefault(epoch, []).append(value)
     apart = -(-len(found) // MOST_POINTS)
-    found = found[(len(found) - 1) % apart :: apart] if found else []  # the last one among them
-    epochs = [epoch for epoch, _ in found]
-    return epochs, [fmean(v) for _, v in found], [min(v) for _, v in found], [max(v) for _, v in found]
+    epochs = sorted(found)[(len(found) - 1) % apart :: apart] if found else []
+    low, mid, high = ([fold(found[epoch]) for epoch in epochs] for fold in (min, middle, max))
+    return epochs, low, mid, high
 
 
 def save(figure: Any, folder: Path, name: str) -> dict[str, Path]:
     """As SVG, PNG and PDF; the same records give the same files."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # laid out once, not once for every format
     paths = {kind: folder / f"{name}.{kind}" for kind in FORMATS}
     for kind, path in paths.items():
         put(path, render(figure, kind))
@@ -208,11 +259,27 @@ def save(figure: Any, folder: Path, name: str) -> dict[str, Path]:
 
 
 def render(figure: Any, kind: str) -> bytes:
-    """The bytes of one picture, without the date matplotlib would add."""
+    """The bytes of one picture, without the date that matplotlib would add."""
     from matplotlib import rc_context
 
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
     buffer = BytesIO()
     with rc_context({"svg.hashsalt": "deepmemory", "svg.fonttype": "path"}):
         figure.savefig(buffer, format=kind, metadata=dates[kind], dpi=150)
-    return buffer.getvalue()
+    return compact(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
+
+
+def compact(svg: bytes) -> bytes:
+    """An SVG in two thirds of the bytes: places in tenths of a point, no comments, indentation and names of groups.
+
+    >>> compact(b'<g id="a">\\n  <!-- 30 -->\\n  <path id="b" d="M 12.345 0.5 L 7 8.96"/>\\n</g>')
+    b'<g>\\n<path id="b" d="M 12.3 0.5 L 7 9.0"/>\\n</g>'
+    """
+
+    def shorter(attribute: re.Match[bytes]) -> bytes:
+        return re.sub(rb"\d+\.\d+", lambda found: b"%.1f" % float(found[0]), attribute[0])
+
+    svg = re.sub(rb'<!--.*?-->|(?<=<g) id="[^"]*"', b"", svg, flags=re.DOTALL)
+    svg = re.sub(rb' (?:d|x|y)="[^"]*"|translate\([^)]*\)', shorter, svg)
+    svg = re.sub(rb'style="[^"]*"', lambda style: re.sub(rb"(?<=[:;]) ", b"", style[0]), svg)
+    return re.sub(rb"\s*\n\s*", b"\n", svg)

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from deepmemory.lab.records.database import Run
+from deepmemory.lab.records import Run
 from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.training.loop import Epoch
 from deepmemory.lab.training.progress import Display

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from deepmemory.lab.records.database import Records, Run, checkpoint_bytes, load_checkpoint, provenance, write_whole
+from deepmemory.lab.records import Records, Run, checkpoint_bytes, load_checkpoint, provenance, write_whole
 from deepmemory.lab.settings import Launcher, Machine, Setting
 from deepmemory.lab.training import loop
 from deepmemory.lab.training.loop import Epoch

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import deepmemory as dm
-from deepmemory.lab.records.database import DIVERGED, REACHED, RUNNING, SPENT, check_network
+from deepmemory.lab.records import DIVERGED, REACHED, RUNNING, SPENT, check_network
 from deepmemory.lab.settings import SHARED_RATE, Machine, Setting
 from deepmemory.lab.tasks import Shape, Tally, Task, series_of, task_of
 from deepmemory.lab.training import distributed, random_streams

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deepmemory.lab.paper import depth_of, kind_of, measure_of
-from deepmemory.lab.records.database import Run
+from deepmemory.lab.records import Run
 from deepmemory.lab.settings import SYNTHETIC, THRESHOLDS, Setting, threshold_label
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from deepmemory.lab.records.database import (
+from deepmemory.lab.records import (
     DIVERGED,
     REACHED,
     RUNNING,

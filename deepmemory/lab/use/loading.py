@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import Records, Study, best_weights, check_network, load_checkpoint
+from deepmemory.lab.records import Records, Study, best_weights, check_network, load_checkpoint
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import NatLang, PolyMusic, Task, Translation, data_of, task_of
 from deepmemory.lab.training.network import weight_shapes

@@ -11,17 +11,9 @@ import pytest
 import torch
 from lab.stories import told
 
-from deepmemory.lab.records import database
-from deepmemory.lab.records.database import (
-    Records,
-    first_under,
-    hold_lock,
-    merge,
-    pack,
-    pack_curves,
-    unpack,
-    unpack_curves,
-)
+from deepmemory.lab.records import Records, best_weights, database, first_under, hold_lock, merge
+from deepmemory.lab.records.packing import pack, pack_curves, unpack, unpack_curves
+from deepmemory.lab.records.sqlite_files import lacks_its_log
 from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.tasks import series_of
 from deepmemory.lab.training import loop, studies
@@ -179,11 +171,11 @@ def test_provenance_is_kept(tmp_path):
 def test_checkpoints_hold_the_best_weights_and_no_code(tmp_path):
     carry_out(tmp_path)
     (path,) = tmp_path.glob("checkpoints/*/*.safetensors")
-    weights = database.best_weights(path, 1)
+    weights = best_weights(path, 1)
     trainer = loop.make_trainer(TINY, CPU)
     trainer.network.load_state_dict(weights)
     with pytest.raises(ValueError, match=r"no run with seed 9; it has \[0, 1, 2\]"):
-        database.best_weights(path, 9)
+        best_weights(path, 9)
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -214,13 +206,17 @@ def test_a_study_is_held_by_one_process_at_a_time(tmp_path):
     assert "waiting: study is being trained by process" in said[0]
 
 
-def test_records_of_a_newer_version_are_refused(tmp_path):
+@pytest.mark.parametrize("version", [3, 99])
+@pytest.mark.parametrize("write", [False, True])
+def test_records_of_another_version_are_refused(tmp_path, version, write):
     Records(tmp_path, write=True).close()
     with sqlite3.connect(tmp_path / "records.sqlite") as db:
-        db.execute("PRAGMA user_version = 99")
+        db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(ValueError, match="written in format 99"):
-        Records(tmp_path)
+    before = (tmp_path / "records.sqlite").read_bytes()
+    with pytest.raises(ValueError, match=f"has format {version}, this version reads format 4"):
+        Records(tmp_path, write)
+    assert (tmp_path / "records.sqlite").read_bytes() == before
 
 
 def write_some(out):
@@ -242,7 +238,7 @@ def test_a_file_of_records_without_its_log_is_told_of(tmp_path, capsys):
         Records(copied.parent, write=write).close()
         error = capsys.readouterr().err
         assert error.startswith(f"warning: {copied} was copied while a command was writing to it")
-        assert "records.sqlite-wal, which has the newest numbers: some may be missing" in error
+        assert "records.sqlite-wal, which holds the newest numbers: some may be missing" in error
     Records(copied.parent).close()  # a writer has closed it
     both = tmp_path / "c"
     both.mkdir()
@@ -273,7 +269,7 @@ def test_writers_that_close_at_the_same_moment_leave_one_file(tmp_path, monkeypa
     monkeypatch.setattr(database.time, "sleep", lambda pause: pause and other.db.close())
     opened.close()
     assert [path.name for path in tmp_path.iterdir()] == ["records.sqlite"]
-    assert not database.lacks_its_log(tmp_path / "records.sqlite")
+    assert not lacks_its_log(tmp_path / "records.sqlite")
 
 
 def test_a_full_study_is_compact(tmp_path):
@@ -303,17 +299,6 @@ def test_merged_records_take_less_room_and_lose_nothing(tmp_path):
     assert told(tmp_path / "packed") == told(tmp_path / "rows")
     sizes = [(tmp_path / name / "records.sqlite").stat().st_size for name in ("rows", "packed")]
     assert sizes[1] < 0.7 * sizes[0]
-
-
-def test_records_from_before_packing_are_read_and_go_on(tmp_path):
-    whole = carry_out(tmp_path / "whole")
-    carry_out(tmp_path / "old", replace(TINY, epochs=2))
-    with sqlite3.connect(tmp_path / "old" / "records.sqlite") as db:
-        db.execute("DROP TABLE packed")
-        db.execute("PRAGMA user_version = 1")
-    db.close()
-    assert len(told(tmp_path / "old")) == 3
-    assert carry_out(tmp_path / "old") == whole
 
 
 def test_reading_changes_nothing_on_disk(tmp_path):

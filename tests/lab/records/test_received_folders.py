@@ -13,10 +13,9 @@ from lab.data.test_fetching import BODY, NOTTINGHAM, Pages, serving
 
 from deepmemory.lab.cli import results, use
 from deepmemory.lab.data.fetching import fetch
-from deepmemory.lab.records import database
-from deepmemory.lab.records.database import hold_lock, save_checkpoint
+from deepmemory.lab.records import hold_lock, load_checkpoint, save_checkpoint
 from deepmemory.lab.report import write_report
-from deepmemory.lab.report.tables import figure_name
+from deepmemory.lab.report.words import figure_name
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.training import studies
 from deepmemory.lab.training.progress import PlainLines
@@ -104,13 +103,13 @@ def copied(received, tmp_path):
 
 def test_a_checkpoint_is_written_beside_a_link(received, tmp_path, precious):
     _, path = copied(received, tmp_path)
-    tensors, info = database.load_checkpoint(path)
+    tensors, info = load_checkpoint(path)
     path.with_name(f".{path.name}.partial").symlink_to(precious)
     path.unlink()
     path.symlink_to(precious)
     save_checkpoint(path, tensors, info)
     assert not path.is_symlink()
-    assert database.load_checkpoint(path)[1] == info
+    assert load_checkpoint(path)[1] == info
 
 
 @pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to])

@@ -4,7 +4,7 @@ import re
 import statistics
 from pathlib import Path
 
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 
 DOCS = Path(__file__).parents[3] / "docs"
 RATES = {("formula", 0.02): "rule", ("same", 0.02): "full"}  # everything else is small
@@ -16,7 +16,7 @@ def test_the_table_comes_from_the_records():
     for study in records.studies():
         setting, watched = study.setting, records.watched(study.setting.key)
         row = len(setting.transition) + 1, RATES.get((setting.module_rate, setting.lr), "small")
-        count = sum(min(values[1] for values in run.curves) < 1e-2 for run in study.runs)
+        count = sum(min(run.curves["valid_loss"]) < 1e-2 for run in study.runs)
         learned[*row, setting.condition] = f"{count} of {len(study.runs)}"
         if setting.condition == "free":
             series = [[run[f"recurrent.0.{name} radius"] for run in watched.values()] for name in ("z", "candidate")]

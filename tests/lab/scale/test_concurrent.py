@@ -13,7 +13,7 @@ import pytest
 from lab.stories import told
 
 from deepmemory.lab import __main__, cli
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.scale import concurrent
 from deepmemory.lab.scale.concurrent import LOGS, PIPES, run_concurrently, shared_gpu, take_next
 from deepmemory.lab.settings import Machine, Setting

@@ -19,7 +19,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from deepmemory.lab import cli, paper
-from deepmemory.lab.records.database import RUNNING, SPENT, Records
+from deepmemory.lab.records import RUNNING, SPENT, Records
 from deepmemory.lab.scale import ray_cluster
 from deepmemory.lab.scale.ray_cluster import Driver, EpochFinished, divide, group_size, run_on_ray
 from deepmemory.lab.settings import Launcher, Machine, Setting

@@ -79,7 +79,7 @@ def test_shipped_spaces_hold_the_papers_rates(name):
 
     space = parse_space(name)
     if name == "paper-grid":
-        rates = {lr for cells in paper.SYNTHETIC.values() for _, lr in cells.values()}
+        rates = {lr for cells in paper.SYNTHETIC_RECIPES.values() for _, lr in cells.values()}
         assert rates == {float(rate) for rate in space["lr"]}
     for point in grid_points(space) if "random" not in name else []:
         change(TINY, point)

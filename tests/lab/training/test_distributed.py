@@ -16,7 +16,7 @@ from lab.stories import told
 from lab.test_cli import ENVIRONMENT, ROOT, start
 from lab.training.two_processes import TASKS, trained
 
-from deepmemory.lab.records.database import Records, load_checkpoint
+from deepmemory.lab.records import Records, load_checkpoint
 from deepmemory.lab.training import distributed, loop
 
 SMALL = ["train", "adding", "--transition", "5", "--steps", "6", "--batch", "7", "--validation", "20", "--test", "20"]

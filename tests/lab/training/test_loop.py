@@ -9,7 +9,7 @@ import torch
 
 import deepmemory as dm
 from deepmemory.lab import paper
-from deepmemory.lab.records.database import DIVERGED, REACHED, RUNNING
+from deepmemory.lab.records import DIVERGED, REACHED, RUNNING
 from deepmemory.lab.settings import CELLS, SYNTHETIC, Machine, Setting
 from deepmemory.lab.training import loop, random_streams, studies
 from deepmemory.lab.training.loop import Steps, finish_epoch, fresh_group, make_trainer

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from lab.checkpoints import small
 
-from deepmemory.lab.records.database import Records
+from deepmemory.lab.records import Records
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.training import studies
 from deepmemory.lab.training.progress import PlainLines

@@ -203,8 +203,18 @@ def test_generate_by_the_command(tmp_path, on_made_data):
     assert result.stdout.startswith("1 2 ")
     assert len(result.stdout.split()) == 7  # made data has no word for unknown ones
     assert "spam" in result.stderr
-    again = json.loads(invoke("generate", path, "1 2 spam", "--words", 5, "--seed", 3, "--json").stdout)
+    newest = ["generate", "1 2 spam", "--out", tmp_path]  # without a checkpoint: the newest model of the task
+    again = json.loads(invoke(*newest, "--words", 5, "--seed", 3, "--json").stdout)
     assert again["text"] == result.stdout.strip()
+    told = json.loads(invoke("list", "--out", tmp_path, "--json").stdout)
+    assert (told["task"], told["cell"], told["runs"], told["path"]) == ("natlang", "dmu", 1, str(path.parent))
+
+
+def test_without_a_trained_model_the_error_says_how_to_train_one(tmp_path, monkeypatch, capsys):
+    for command in (["inspect"], ["export"], ["compose"], ["translate", "hola"], ["generate", "the"]):
+        assert "dmu train " in error_of(monkeypatch, capsys, *command, "--out", tmp_path)
+    assert "dmu train " in invoke("list", "--out", tmp_path).stdout
+    assert "in quotes, got 3" in error_of(monkeypatch, capsys, "generate", "two", "words", "more", "--out", tmp_path)
 
 
 # --- music ----------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ def test_mistakes_are_named(trained, tmp_path, monkeypatch):
         invoke("export", checkpoint, "--format", "safetensors", "--to", tmp_path / ("a" * 300))
     device = tmp_path / "null"
     os.mkfifo(device)  # as a device, nothing that a file may take the place of
-    with pytest.raises(ValueError, match=f"--to {device} is no file that can be written"):
+    with pytest.raises(ValueError, match=f"--to {device} is not a file"):
         invoke("export", checkpoint, "--format", "safetensors", "--to", device)
     assert device.is_fifo()
     full = Mock(side_effect=SafetensorError("No space left on device"))

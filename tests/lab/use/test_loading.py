@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from tolerances import assert_close
 
 from deepmemory.lab.data import MissingData, files
-from deepmemory.lab.records.database import Records, RecordsError, load_checkpoint, save_checkpoint
+from deepmemory.lab.records import Records, RecordsError, load_checkpoint, save_checkpoint
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.tasks import Translation
 from deepmemory.lab.training import loop, random_streams
@@ -166,7 +166,7 @@ class TestFinding:
         model = load_model(first.path)
         assert first.weights == sum(weight.numel() for weight in model.network.parameters())
         runs = recorded_in(out, model.setting)
-        assert first.scores["valid_loss"] == min(values[1] for run in runs for values in run.curves)
+        assert first.scores["valid_loss"] == min(min(run.curves["valid_loss"]) for run in runs)
         assert set(second.scores) == {"valid_loss", "valid_perplexity"}
         assert list_models(out / "empty") == []
 

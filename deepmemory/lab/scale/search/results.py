@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,29 +110,30 @@ def as_number(value: Any) -> float | str:
 def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:
     """Write one page with a figure and a table for each search, and each figure as a file."""
     from deepmemory.lab.report import figures
-    from deepmemory.lab.report.page import STYLE
+    from deepmemory.lab.report.blocks import Block, Column, Details, Image, Page, Section, Table, Text
+    from deepmemory.lab.report.render import html
 
-    parts = []
+    sections, drawn = [], {}
     for study in studies:
-        picture = figures.render(draw(study), "svg")
-        put(folder / f"{file_name(study.study_name)}.svg", picture)
-        rows = table(study)
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        heads = "".join(f"<th>{escape(name)}</th>" for name in names)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(short(row.get(name, '')))}</td>" for name in names) + "</tr>" for row in rows
-        )
-        sampler, seeds, setting = (escape(str(study.user_attrs.get(name))) for name in ("sampler", "seeds", "setting"))
-        parts.append(
-            f"<h2>{escape(study.study_name)}</h2><p>{len(rows)} trials, sampler {sampler}, seeds {seeds}.</p>"
-            f"<figure>{picture.decode().split('?>', 1)[-1]}</figure>"
-            f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
-            f"<details><summary>Settings</summary><p><code>{setting}</code></p></details>"
-        )
+        name, rows = file_name(study.study_name), table(study)
+        drawn[name] = figures.render(draw(study), "svg")
+        put(folder / f"{name}.svg", drawn[name])
+        titles = dict.fromkeys(title for row in rows for title in row)
+        columns = [Column(title, partial(cell, title)) for title in titles]
+        sampler, seeds, setting = (study.user_attrs.get(name) for name in ("sampler", "seeds", "setting"))
+        caption = "The validation loss of every trial in turn, and against each setting that was searched."
+        blocks: list[Block] = [
+            Text(f"{len(rows)} trials, sampler {sampler}, seeds {seeds}."),
+            Image(name, caption, partial(draw, study)),
+            Table(columns, rows),
+            Details("Settings", [Text(str(setting))]),
+        ]
+        sections.append(Section(study.study_name, blocks))
     page = folder / "sweeps.html"
-    put(
-        page,
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Searches</title><style>{STYLE}</style>'
-        f"</head><body><h1>Searches</h1>{''.join(parts)}</body></html>\n".encode(),
-    )
+    put(page, html.render("Searches", [Page("searches", "Searches", sections)], drawn).encode())
     return page
+
+
+def cell(title: str, row: dict[str, Any]) -> str:
+    """What a row of the table says in one of its columns."""
+    return short(row.get(title, ""))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import optuna
 from optuna.trial import TrialState
 
-from deepmemory.lab.records.database import Records, Run
+from deepmemory.lab.records import Records, Run
 from deepmemory.lab.scale.search import storage as storages
 from deepmemory.lab.scale.search.results import describe
 from deepmemory.lab.scale.search.samplers import PRUNERS, SAMPLERS, make_pruner, make_sampler

@@ -14,7 +14,7 @@ import optuna
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from deepmemory.lab.records.database import GARBAGE, check_tables
+from deepmemory.lab.records import MALFORMED, check_tables
 from deepmemory.lab.writing import without_links
 
 HEARTBEAT = 10  # seconds between a worker's signs of life
@@ -83,7 +83,7 @@ def searches_in(storage: str) -> list[optuna.Study]:
         for study in studies:
             study.get_trials(deepcopy=False)
         return studies
-    except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError, AssertionError, *GARBAGE) as error:
+    except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError, AssertionError, *MALFORMED) as error:
         said = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(f"the searches in {without_password(storage)} cannot be read: {said}") from error
 

@@ -1,0 +1,176 @@
+"""Checkpoints: weights and optimiser state of a group of runs, in safetensors files.
+
+A checkpoint may come from somebody else. Loading one runs no code; its sha256, and the name, shape and type of every
+tensor, are checked before anything uses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepmemory.lab.records.database import STATES
+from deepmemory.lab.records.errors import MALFORMED, RecordsError, shown
+from deepmemory.lab.writing import put
+
+CHECKPOINT_FORMAT = 2
+LARGEST_HEADER = 2**24  # bytes of names, shapes and notes: enough for 100,000 runs
+
+Kind = tuple[tuple[int, ...], torch.dtype]  # shape and type of a tensor
+
+
+def save_checkpoint(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+    """Write a checkpoint, whole or not at all."""
+    write_whole(path, checkpoint_bytes(tensors, info, path.parent.name))
+
+
+def checkpoint_bytes(tensors: dict[str, Tensor], info: dict[str, Any], study: str) -> bytes:
+    """The contents of a checkpoint file; ``study`` is the name of the folder it belongs in."""
+    from safetensors.torch import save
+
+    stored = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    noted = {"info": json.dumps(info), "format": str(CHECKPOINT_FORMAT), "study": study}
+    return save(stored, noted | {"sha256": checkpoint_digest(stored, noted)})
+
+
+def checkpoint_digest(tensors: Mapping[str, Tensor], noted: Mapping[str, str]) -> str:
+    """The sha256 of all contents of a checkpoint: the notes, and each tensor's name, type, shape and bytes."""
+    digest = hashlib.sha256(json.dumps(noted, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put a file in place whole or not at all, safe from a loss of power."""
+    try:
+        put(path, data, lasting=True)
+    except OSError as error:
+        raise RecordsError(
+            f"{path} cannot be written: {error.strerror or error}. The file before it is safe; once this is solved, "
+            "the same command resumes"
+        ) from error
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a checkpoint, on the CPU, and the notes beside them."""
+    from safetensors import SafetensorError
+
+    try:
+        tensors, info = read_checkpoint(path)
+        check_checkpoint(tensors, info)
+    except FileNotFoundError:
+        raise
+    except (OSError, SafetensorError, RuntimeError, *MALFORMED) as error:
+        first = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = f"it has no {first}" if isinstance(error, KeyError) else first
+        raise RecordsError(
+            f"{path} is not a checkpoint that can be used here: {reason}. It was not loaded. Move it away, and its "
+            "runs start again, except those that have finished; the records stay as they are"
+        ) from error
+    return tensors, info
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The contents of a checkpoint that is unchanged since it was written and lies in the folder of its own study."""
+    from safetensors import safe_open
+
+    if path.exists() and not path.is_file():
+        raise ValueError("it is not a file")
+    with open(path, "rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+    if header > LARGEST_HEADER:
+        raise ValueError(f"its header has {header} bytes, at most {LARGEST_HEADER} are read")
+    with safe_open(path, framework="pt") as opened:
+        noted = dict(opened.metadata() or {})
+        if (version := noted.get("format")) != str(CHECKPOINT_FORMAT):
+            raise ValueError(f"its format is {shown(version)}, this version reads format {CHECKPOINT_FORMAT}")
+        if noted["study"] != path.parent.name and path.parent.parent.name == "checkpoints":
+            raise ValueError(f"it belongs to the study {shown(noted['study'])}")
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    if noted.pop("sha256") != checkpoint_digest(tensors, noted):
+        raise ValueError("its contents do not match its sha256: it was changed after it was written")
+    return tensors, json.loads(noted["info"])
+
+
+def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
+    """Refuse a checkpoint that a group of runs cannot be made of.
+
+    The notes have an entry for each run, the stacked tensors a row for each run that still trains. Every tensor has the
+    name, shape and type that follow from those of the best weights, and there is no other: Adam relies on that.
+    """
+    seeds, rows, epoch = info["seeds"], info["rows"], info["epoch"]
+    runs = range(len(seeds))
+
+    def whole(*numbers: Any) -> bool:
+        return all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+
+    if not (seeds and whole(epoch, *seeds, *rows) and len(set(seeds)) == len(seeds)):
+        raise ValueError(
+            f"seeds, rows and epoch should be whole numbers, are {shown(seeds)}, {shown(rows)} and {shown(epoch)}"
+        )
+    if not (rows and sorted(set(rows)) == rows and rows[-1] in runs):
+        raise ValueError(f"rows should name some of {len(seeds)} runs in order, are {shown(rows)}")
+    for name, valid in (
+        ("state", lambda state: state in STATES),
+        ("under", whole),
+        ("best_epoch", lambda number: number is None or whole(number)),
+    ):
+        values = info[name]
+        if not (isinstance(values, list) and len(values) == len(seeds) and all(map(valid, values))):
+            raise ValueError(f"{name} should be a list of {len(seeds)}, is {shown(values)}")
+    found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    expected: dict[str, Kind] = {"best_loss": ((len(seeds),), torch.float64)}
+    for name, (shape, dtype) in found.items():
+        if name.startswith("best."):
+            if dtype not in (torch.float32, torch.float64):
+                raise ValueError(f"{shown(name)} should be of float32 or float64, is of {dtype}")
+            own = name.removeprefix("best.")
+            stack = (len(rows), *shape[1:]), dtype
+            expected |= {name: ((len(seeds), *shape[1:]), dtype), f"weights.{own}": stack}
+            expected |= {f"adam.{own}.{kind}": stack for kind in ("exp_avg", "exp_avg_sq")}
+            expected[f"adam.{own}.step"] = (), torch.float32
+    compare_tensors(found, expected)
+
+
+def compare_tensors(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None:
+    """Raise with the first name whose tensor is not the expected one."""
+
+    def words(kind: Kind | None) -> str:
+        return "missing" if kind is None else f"{kind[0]} of {str(kind[1]).removeprefix('torch.')}"
+
+    for name in sorted({*found, *expected}):
+        if name not in expected:
+            raise ValueError(f"{shown(name)} is {words(found[name])}, no tensor of that name is expected")
+        if found.get(name) != expected[name]:
+            raise ValueError(f"{shown(name)} is {words(found.get(name))}, expected {words(expected[name])}")
+
+
+def check_network(
+    weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, path: Path | str
+) -> None:
+    """Refuse weights of one run, from a checkpoint at ``path``, that are not those of a network with these shapes."""
+    found = {name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()}
+    try:
+        compare_tensors(found, {name: (shape, dtype) for name, shape in shapes.items()})
+    except ValueError as error:
+        raise RecordsError(
+            f"{path} does not fit this network: {error}. It belongs to another study, or the data has changed since it "
+            "was trained. It was not loaded; move it away, and its runs start again"
+        ) from None
+
+
+def best_weights(path: Path, seed: int) -> dict[str, Tensor]:
+    """The state_dict of one run's best epoch, from a checkpoint of several runs."""
+    tensors, info = load_checkpoint(path)
+    if seed not in info["seeds"]:
+        raise ValueError(f"{path} has no run with seed {seed}; it has {info['seeds']}")
+    row = info["seeds"].index(seed)
+    return {name.removeprefix("best."): t[row].clone() for name, t in tensors.items() if name.startswith("best.")}

@@ -1,0 +1,1 @@
+"""Shows blocks: as one HTML page, as Markdown, in a terminal."""

@@ -1,0 +1,1 @@
+"""From records to numbers and verdicts: what each part of the report has to say."""

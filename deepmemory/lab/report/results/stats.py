@@ -1,0 +1,64 @@
+"""Statistics of runs: spreads, Welch's t-test, rank correlation."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from deepmemory.lab.paper import Spread
+
+
+def median(values: Iterable[float]) -> float | None:
+    """The median; None of nothing."""
+    found = list(values)
+    return statistics.median(found) if found else None
+
+
+def spread(values: Sequence[float], best: int) -> Spread:
+    """Best (the value at that place), mean and sample deviation; as in the paper, one run of nan makes both nan."""
+    if not all(map(math.isfinite, values)):
+        return Spread(values[best], None, None)
+    return Spread(values[best], statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+
+def welch(difference: float, *samples: tuple[float, int]) -> float:
+    """The two-sided p-value of Welch's t-test, for two samples of (standard deviation, runs).
+
+    >>> round(welch(1.55, (1.74, 5), (0.47, 5)), 3)
+    0.118
+    """
+    parts = [deviation**2 / runs for deviation, runs in samples]
+    freedom = sum(parts) ** 2 / sum(part**2 / (runs - 1) for part, (_, runs) in zip(parts, samples, strict=True))
+    t = abs(difference) / math.sqrt(sum(parts))
+    # Student's density between -t and t. With x = sqrt(freedom) tan(angle) it is a power of the cosine, and smooth.
+    steps, end = 1000, math.atan(t / math.sqrt(freedom))
+    heights = [math.cos(end * step / steps) ** (freedom - 1) for step in range(steps + 1)]
+    area = (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])) * end / steps / 3
+    scale = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
+    return max(0.0, 1 - 2 * scale * area)
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Spearman's rank correlation; equal values share their ranks. None where one side does not vary.
+
+    >>> rank_correlation([(1, 10), (2, 100), (3, 1000)]), rank_correlation([(1, 3), (2, 2), (3, 1)])
+    (1.0, -1.0)
+    """
+    if len(pairs) < 3:
+        return None
+    try:
+        return statistics.correlation(*(ranks(side) for side in zip(*pairs, strict=True)))
+    except statistics.StatisticsError:
+        return None
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """Ranks from 1; equal values get the mean of their places.
+
+    >>> ranks([5, 1, 5])
+    [2.5, 1.0, 2.5]
+    """
+    ordered = sorted(values)
+    places = {value: ordered.index(value) + (ordered.count(value) + 1) / 2 for value in set(values)}
+    return [places[value] for value in values]
