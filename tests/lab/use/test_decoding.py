@@ -149,8 +149,6 @@ def test_translations_are_in_the_order_that_was_asked_for(numbers, monkeypatch):
     assert together == [next(decoding.translations(model, item[None], 2)) for item in items]
 
 
-# --- text -----------------------------------------------------------------------------------------
-
 WORDS = ("the", EOS, "cat", "<unk>", "N", "sat")
 
 
@@ -215,9 +213,6 @@ def test_without_a_trained_model_the_error_says_how_to_train_one(tmp_path, monke
         assert "dmu train " in error_of(monkeypatch, capsys, *command, "--out", tmp_path)
     assert "dmu train " in invoke("list", "--out", tmp_path).stdout
     assert "in quotes, got 3" in error_of(monkeypatch, capsys, "generate", "two", "words", "more", "--out", tmp_path)
-
-
-# --- music ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cell", CELLS)

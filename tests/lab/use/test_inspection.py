@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-import sqlite3
 
 import pytest
 import torch
@@ -138,9 +137,6 @@ def test_inspect_by_the_command(tmp_path, monkeypatch):
     assert kept["run"] in (0, 1)
 
 
-# --- while training -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", ["adding", "translation"])
 @pytest.mark.parametrize("cell", ["dmu", "lstm"])
 def test_watching_tells_each_run_s_own_numbers(task, cell, monkeypatch):
@@ -189,26 +185,6 @@ def test_what_was_watched_is_recorded(tmp_path):
     assert again.watched(setting.key)[1]["a"] == {1: -math.inf}
     assert math.isnan(again.watched(setting.key)[0]["b"][1])
     again.close()
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_records_from_before_watching_are_read_and_gone_on_with(tmp_path, version):
-    setting = small()
-    train(tmp_path, setting)
-    with sqlite3.connect(tmp_path / "records.sqlite") as db:
-        for added, table in ((2, "packed"), (3, "watch"), (4, "packed_watch")):
-            if version < added:
-                db.execute(f"DROP TABLE {table}")
-        db.execute(f"PRAGMA user_version = {version}")
-    db.close()
-    opened = Records(tmp_path)
-    assert opened.watched(setting.key) == {}
-    assert len(opened.studies()) == 1
-    opened.close()
-    opened = Records(tmp_path, write=True)
-    opened.write_watch(opened.open_study(setting, []), 1, [0], {"a": [1.0]})
-    assert opened.watched(setting.key) == {0: {"a": {1: 1.0}}}
-    opened.close()
 
 
 def watched_in(out):
