@@ -114,11 +114,11 @@ def test_fixed_noise_is_the_same_in_every_sequence_and_run():
 def test_losses_and_right_answers():
     output, target = torch.tensor([[0.5], [0.7]]), torch.tensor([0.51, 0.5])
     torch.testing.assert_close(Adding().losses(output, target), torch.tensor([1e-4, 0.04]))
-    assert Adding().right(output, target).tolist() == [1, 0]
+    assert Adding().correct(output, target).tolist() == [1, 0]
     logits, classes = torch.randn(5, 8), torch.tensor([0, 1, 2, 7, 7])
     theirs = torch.nn.functional.cross_entropy(logits, classes, reduction="none")
     torch.testing.assert_close(TemporalOrder().losses(logits, classes), theirs)
-    assert TemporalOrder().right(logits, logits.argmax(-1)).tolist() == [1] * 5
+    assert TemporalOrder().correct(logits, logits.argmax(-1)).tolist() == [1] * 5
 
 
 def test_too_short_sequences_are_refused():
