@@ -11,11 +11,31 @@ settings.register_profile("deepmemory", max_examples=15, deadline=None, derandom
 settings.load_profile("deepmemory")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "missing(what, why): what this test needs is not here; see below")
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started by a script with &; children would ignore it, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of hundreds of tests that need what is missing, one is skipped for all to see; the others are left out."""
+    skipped: dict[str, pytest.Item] = {}
+    left_out = []
+    for item in items:
+        if (mark := item.get_closest_marker("missing")) is None:
+            continue
+        what, why = mark.args
+        if what in skipped:
+            left_out.append(item)
+        else:
+            skipped[what] = item
+            item.add_marker(pytest.mark.skip(reason=f"{what}: {why}; so for all tests that need it"))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
 
 
 @pytest.fixture(autouse=True)

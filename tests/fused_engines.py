@@ -1,23 +1,34 @@
 """Layers on the fused engines that this machine has, for tests that hold for all of them."""
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import pytest
 import torch
 from layers import LAYERS, OWN, randomise
 from tolerances import assert_close
 from torch import Tensor, nn
 
-from deepmemory.ops import Sequences, engines, plain
+from deepmemory.ops import Sequences, engines, plain, triton
 
-DEVICES = {"cpu": "cpu", "triton": "cuda", "nvrtc": "cuda", "reference": "cpu"}
+DEVICES = {"cpu": "cpu", "triton": "cpu" if triton.interpreted() else "cuda", "nvrtc": "cuda", "reference": "cpu"}
 DTYPES = {"cpu": torch.float64, "triton": torch.float32, "nvrtc": torch.float32, "reference": torch.float64}
 
 
 def missing(name: str) -> str | None:
     """Why tests cannot run on an engine, or None."""
+    if name in ("plain", "reference"):
+        return None
     if DEVICES[name] == "cuda" and not torch.cuda.is_available():
         return "no GPU"
     return engines.unavailable(name)
+
+
+def on_engines(names: Iterable[str]) -> list[Any]:
+    """Parameters of tests that run on each of these engines, those that are missing marked so."""
+    reasons = {name: missing(name) for name in names}
+    return [pytest.param(name, marks=pytest.mark.missing(name, why) if why else ()) for name, why in reasons.items()]
 
 
 def make(name: str, engine: str, *sizes: int, **options) -> nn.Module:

@@ -133,4 +133,35 @@ def test_accuracies_of_pixels_are_those_of_the_report():
         row = f"{'ordered' if order == 'in order' else order} | {96 if weights == '20K' else 128}"
         for cell, accuracy in zip(("DMU", "GRU", "LSTM"), cells.split(" | "), strict=True):
             (line,) = re.findall(rf"^\| {re.escape(row)} \| {cell} \| .*$", report, re.M)
-            assert f"; {accuracy} ±" in line.split(" | ")[6], (row, cell)
+            assert any(text.startswith(f"{accuracy} ±") for text in line.split(" | ")), (row, cell)
+
+
+class TestDesign:
+    """What docs/design.md says of the project is so."""
+
+    page = (DOCS / "design.md").read_text()
+
+    def test_where_to_add_something_exists(self):
+        (table,) = re.findall(r"## Where to add something\n\n(.*?)\n\n", self.page, re.DOTALL)
+        places = [place for place in re.findall(r"`([\w/.]+)`", table) if "/" in place]
+        assert len(places) >= 12
+        for place in places:
+            root = ROOT if place.startswith("deepmemory/") else ROOT / "deepmemory"
+            assert (root / place).exists() or (root / f"{place}.py").exists(), place
+
+    def test_the_library_never_imports_the_lab(self):
+        package = ROOT / "deepmemory"
+        library = [path for path in package.rglob("*.py") if package / "lab" not in path.parents]
+        assert not [path for path in library if re.search(r"(from|import) deepmemory\.lab", path.read_text())]
+
+    def test_the_lab_looks_inside_the_library_where_it_is_said(self):
+        inside = {
+            str(path.relative_to(ROOT / "deepmemory" / "lab"))
+            for path in (ROOT / "deepmemory" / "lab").rglob("*.py")
+            if re.search(r"(from|import) deepmemory\.(nn|ops)", path.read_text())
+        }
+        (said,) = re.findall(r"with two exceptions(.*?)`gradients`", self.page, re.DOTALL)
+        assert inside == {"bench/speed.py", "training/network.py"}
+        assert all(
+            name in said for name in ("`bench`", "`training/network.py`", "ops.engines.NAMES", "ops.hoisted.product")
+        )

@@ -107,13 +107,6 @@ def resets_of_sweep(resets: Tensor, lengths: Tensor | None, reverse: bool) -> Te
     return resets & (begins < (steps if lengths is None else lengths))
 
 
-def only_plain_has(rec: Recurrence, sequences: Sequences) -> str | None:
-    """Why an engine that has lengths alone cannot do this case, or None."""
-    there = zip(("resets", "recurrent dropout", "transition dropout"), sequences[1:], strict=True)
-    asked = [name for name, tensor in there if tensor is not None] + ["residual"] * rec.residual
-    return f"only the plain engine has {', '.join(asked)}" if asked else None
-
-
 class Variation(NamedTuple):
     """What a layer may add to its recurrence. The plain engine alone has it.
 

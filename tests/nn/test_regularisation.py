@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 import torch
+from fused_engines import missing, on_engines
 from layers import CELLS, LAYERS, OWN, like, random_state, randomise, results, tensors
 from tolerances import assert_close
 from torch import nn
@@ -42,20 +43,11 @@ OPTIONS = {
 }
 
 
-def missing(engine: str) -> str | None:
-    if DEVICES[engine] == "cuda" and not torch.cuda.is_available():
-        return "no GPU"
-    return None if engine == "plain" else engines.unavailable(engine)
-
-
 DRAWN = {"zoneout", "recurrent_dropout", "transition_dropout"}
 
 every_layer = pytest.mark.parametrize("name", LAYERS)
 every_option = pytest.mark.parametrize(("name", "options"), OPTIONS.values(), ids=OPTIONS)
-every_engine = pytest.mark.parametrize(
-    "engine",
-    [pytest.param(n, marks=pytest.mark.skipif(bool(missing(n)), reason=f"{n}: {missing(n)}")) for n in DEVICES],
-)
+every_engine = pytest.mark.parametrize("engine", on_engines(DEVICES))
 
 
 def build(name: str, *sizes: int, **options) -> nn.Module:

@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from fused_engines import missing
+from fused_engines import on_engines
 from layers import LAYERS
 
 from deepmemory.ops.engines import FUSED
 
 
-@pytest.fixture(
-    params=[pytest.param(n, marks=pytest.mark.skipif(bool(missing(n)), reason=f"{n}: {missing(n)}")) for n in FUSED]
-)
+@pytest.fixture(params=on_engines(FUSED))
 def engine(request: pytest.FixtureRequest) -> str:
     """Every fused engine."""
     return request.param

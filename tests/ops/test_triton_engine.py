@@ -35,8 +35,13 @@ if not RUNS_HERE:
         assert child.returncode == 0, child.stdout + child.stderr
 
 
-here = pytest.mark.skipif(not RUNS_HERE, reason="no GPU; a child process runs this in the interpreter")
-gpu_only = pytest.mark.skipif(not ON_GPU, reason="too large for the interpreter")
+def here(test):
+    why = "no GPU; a child process runs its tests in the interpreter"
+    return test if RUNS_HERE else pytest.mark.missing("triton kernels", why)(test)
+
+
+def gpu_only(test):
+    return test if ON_GPU else pytest.mark.missing("large triton kernels", "too large for the interpreter")(test)
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,17 @@ class Case:
     bias: bool = True
     reverse: bool = False
     lengths: bool = False
+    resets: bool = False
+    state_mask: bool = False
+    hidden_mask: bool = False
+    residual: bool = False
     dtype: torch.dtype = torch.float32
     scale: float = 0.5  # of the weights
 
     def __str__(self) -> str:
         depth = len(self.widths) + 1 if self.cell == "dmu" else self.depth
-        options = [name for name in ("reverse", "lengths") if getattr(self, name)]
+        choices = ("reverse", "lengths", "resets", "state_mask", "hidden_mask", "residual")
+        options = [name for name in choices if getattr(self, name)]
         options += [] if self.bias else ["nobias"]
         options += [] if self.activation == "tanh" else [self.activation]
         options += [] if self.dtype == torch.float32 else [str(self.dtype).removeprefix("torch.")]
@@ -67,7 +77,7 @@ class Case:
 
     @property
     def recurrence(self) -> Recurrence:
-        return Recurrence(self.cell, self.activation, self.bias, self.reverse)
+        return Recurrence(self.cell, self.activation, self.bias, self.reverse, self.residual, self.hidden_mask)
 
     def weights(self) -> list[Tensor]:
         d, m, bias = self.d, self.inputs, self.bias
@@ -87,8 +97,8 @@ class Case:
             for shape, fan in zip(shapes, fan_in, strict=True)
         ]
 
-    def tensors(self) -> tuple[list[Tensor], Tensor | None]:
-        """x, states and weights, representable in the case's dtype, and lengths."""
+    def tensors(self) -> tuple[list[Tensor], Sequences]:
+        """x, states and weights, representable in the case's dtype; lengths, resets and masks."""
         x = torch.randn(self.steps, self.batch, self.inputs, device=DEVICE, dtype=torch.float64)
         shape = (self.batch, self.d)
         states = [
@@ -100,17 +110,29 @@ class Case:
             lengths[0] = 0
             lengths[-1] = self.steps
         tensors = [t.to(self.dtype).double() for t in (x, *states, *self.weights())]
+        real = torch.full((self.steps, self.batch), True, device=DEVICE)
         if lengths is not None:
-            padding = torch.arange(self.steps, device=DEVICE)[:, None] >= lengths
-            tensors[0][padding] = float("nan")
-        return tensors, lengths
+            real = torch.arange(self.steps, device=DEVICE)[:, None] < lengths
+            tensors[0][~real] = float("nan")
+        resets = (torch.rand(self.steps, self.batch, device=DEVICE) < 0.4) & real if self.resets else None
+        return tensors, Sequences(lengths, resets, *self.masks())
+
+    def masks(self) -> list[Tensor | None]:
+        """Of the state, and of the hidden layers."""
+
+        def draw(width: int) -> Tensor:
+            return 2.0 * (torch.rand(self.batch, width, device=DEVICE, dtype=torch.float64) < 0.5)
+
+        return [draw(self.d) if self.state_mask else None, draw(sum(self.widths)) if self.hidden_mask else None]
 
 
-def results(scan, rec: Recurrence, tensors: list[Tensor], lengths: Tensor | None) -> dict[str, Tensor]:
+def results(scan, rec: Recurrence, tensors: list[Tensor], sequences: Sequences = FULL_LENGTH) -> dict[str, Tensor]:
     """Outputs of ``scan`` and the gradients of a loss that weighs each entry differently."""
     leaves = [t.detach().clone().requires_grad_() for t in tensors]
     n = rec.states
-    y, final = scan(rec, leaves[0], tuple(leaves[1 : 1 + n]), leaves[1 + n :], Sequences(lengths))
+    lengths, resets, *masks = sequences
+    fitting = Sequences(lengths, resets, *(None if mask is None else mask.to(leaves[0].dtype) for mask in masks))
+    y, final = scan(rec, leaves[0], tuple(leaves[1 : 1 + n]), leaves[1 + n :], fitting)
     outputs = [y, *final]
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(o.shape, generator=generator).to(o) for o in outputs]
@@ -136,9 +158,9 @@ def assert_agree(actual: dict[str, Tensor], expected: dict[str, Tensor], toleran
 
 
 def check(case: Case, tolerance: tuple[float, float] | None = None) -> None:
-    tensors, lengths = case.tensors()
-    expected = results(plain.scan, case.recurrence, tensors, lengths)
-    actual = results(kernels, case.recurrence, [t.to(case.dtype) for t in tensors], lengths)
+    tensors, sequences = case.tensors()
+    expected = results(plain.scan, case.recurrence, tensors, sequences)
+    actual = results(kernels, case.recurrence, [t.to(case.dtype) for t in tensors], sequences)
     assert all(t.dtype == case.dtype for t in actual.values())
     assert_agree(actual, expected, tolerance or TOLERANCES[case.dtype])
 
@@ -198,8 +220,8 @@ def test_negative_views_and_lengths_beyond_the_sequence(reverse: bool):
     def from_views(rec, x, state, weights, sequences):
         return kernels(rec, torch._neg_view(-x), state, [torch._neg_view(-w) for w in weights], sequences)
 
-    expected = results(plain.scan, case.recurrence, tensors, lengths.clamp(0, 4))
-    actual = results(from_views, case.recurrence, [t.float() for t in tensors], lengths)
+    expected = results(plain.scan, case.recurrence, tensors, Sequences(lengths.clamp(0, 4)))
+    actual = results(from_views, case.recurrence, [t.float() for t in tensors], Sequences(lengths))
     assert_agree(actual, expected, TOLERANCES[torch.float32])
 
 
@@ -208,6 +230,33 @@ def test_negative_views_and_lengths_beyond_the_sequence(reverse: bool):
 @pytest.mark.parametrize("case", SMALL, ids=str)
 def test_lengths_without_bias(case: Case, reverse: bool):
     check(replace(case, d=5, widths=(7,) * len(case.widths), reverse=reverse, lengths=True, bias=False))
+
+
+OF_A_DMU = {"hidden_mask": {"hidden_mask": True}, "residual": {"residual": True}}
+ASKED = {
+    "resets": {"resets": True},
+    "state_mask": {"state_mask": True},
+    **OF_A_DMU,
+    "all": {"resets": True, "state_mask": True, "hidden_mask": True, "residual": True},
+}
+
+
+@here
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("case", [Case("dmu", 20, (33, 33, 33)), *SMALL[2:]], ids=str)
+def test_resets_masks_and_residuals(case: Case, asked: str, reverse: bool):
+    options = {name: True for name in ASKED[asked] if case.cell == "dmu" or name not in OF_A_DMU}
+    if not options:
+        pytest.skip("a dmu's alone")
+    check(replace(case, batch=3, steps=4, reverse=reverse, lengths=True, **options))
+
+
+@here
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu", "leaky_relu"])
+def test_slopes_of_masked_and_added_layers(activation: str):
+    check(Case("dmu", 6, (7, 7, 7), batch=2, steps=2, activation=activation, hidden_mask=True, residual=True))
 
 
 SIZES = [
@@ -247,8 +296,8 @@ def test_relu_lets_gradients_through_at_nan_as_torch_does():
     case = Case("rnn", 6, batch=2, steps=3, activation="relu")
     tensors, _ = case.tensors()
     tensors[0][1, 0, 0] = float("nan")
-    expected = results(plain.scan, case.recurrence, tensors, None)
-    actual = results(kernels, case.recurrence, [t.float() for t in tensors], None)
+    expected = results(plain.scan, case.recurrence, tensors)
+    actual = results(kernels, case.recurrence, [t.float() for t in tensors])
     finite = {name: wanted for name, wanted in expected.items() if wanted.isfinite().all()}
     assert {"gradient of x", "gradient of weight 2", "gradient of weight 3"} <= finite.keys()
     assert_agree(actual, finite, TOLERANCES[torch.float32])
@@ -270,35 +319,39 @@ def test_saturated_gates(cell: str):
     bias = tensors[1 + case.recurrence.states + 2]
     bias += torch.where(torch.arange(len(bias), device=DEVICE) % 2 == 0, 25.0, -25.0)
     tensors = [t.float().double() for t in tensors]
-    expected = results(plain.scan, case.recurrence, tensors, None)
-    actual = results(kernels, case.recurrence, [t.float() for t in tensors], None)
+    expected = results(plain.scan, case.recurrence, tensors)
+    actual = results(kernels, case.recurrence, [t.float() for t in tensors])
     assert_agree(actual, expected, TOLERANCES[torch.float32])
 
 
 @here
 @pytest.mark.parametrize("cell", ["dmu", "gru", "lstm"])
 def test_runs_side_by_side(cell: str):
-    """Under vmap every run has its own weights and lengths and all share x."""
-    case = Case(cell, 6, (7,) if cell == "dmu" else (), batch=3, steps=4, lengths=True)
+    """Under vmap every run has its own weights, lengths, resets and masks, and all share x."""
+    own = {"widths": (7, 7), "hidden_mask": True, "residual": True} if cell == "dmu" else {}
+    case = Case(cell, 6, batch=3, steps=4, lengths=True, resets=True, state_mask=True, **own)
     rec = case.recurrence
     n = rec.states
     several = [case.tensors() for _ in range(3)]
-    lengths = torch.stack([lengths for _, lengths in several])
+    of_runs = zip(*(sequences for _, sequences in several), strict=True)
+    sequences = Sequences(*(None if parts[0] is None else torch.stack(parts) for parts in of_runs))
     x = torch.randn_like(several[0][0][0])
     stacked = [torch.stack(parts) for parts in zip(*(tensors[1:] for tensors, _ in several), strict=True)]
 
     def side_by_side(rec, x, state, weights, sequences):
-        one = torch.vmap(lambda s, w, n: kernels(rec, x, s, w, Sequences(n)))
-        return one(state, weights, sequences.lengths)
+        given = {key: t for key, t in sequences._asdict().items() if t is not None}
+        return torch.vmap(lambda s, w, own: kernels(rec, x, s, w, Sequences(**own)))(state, weights, given)
 
     def one_by_one(rec, x, state, weights, sequences):
-        of_runs = [(tuple(s[r] for s in state), [w[r] for w in weights], sequences.lengths[r]) for r in range(3)]
-        each = [plain.scan(rec, x, s, w, Sequences(n)) for s, w, n in of_runs]
+        each = []
+        for r in range(3):
+            own = Sequences(*(None if t is None else t[r] for t in sequences))
+            each.append(plain.scan(rec, x, tuple(s[r] for s in state), [w[r] for w in weights], own))
         return torch.stack([y for y, _ in each]), tuple(torch.stack([f[i] for _, f in each]) for i in range(n))
 
     tensors = [t.float().double() for t in (x, *stacked)]
-    expected = results(one_by_one, rec, tensors, lengths)
-    actual = results(side_by_side, rec, [t.float() for t in tensors], lengths)
+    expected = results(one_by_one, rec, tensors, sequences)
+    actual = results(side_by_side, rec, [t.float() for t in tensors], sequences)
     assert_agree(actual, expected, TOLERANCES[torch.float32])
 
 
@@ -318,21 +371,28 @@ def test_only_what_is_asked_for():
 
 @here
 def test_recomputed_equals_kept():
-    case = Case("lstm", 6, batch=3, steps=9, lengths=True, reverse=True)
-    tensors, lengths = case.tensors()
+    case = Case("lstm", 6, batch=3, steps=9, lengths=True, reverse=True, resets=True, state_mask=True)
+    tensors, sequences = case.tensors()
     tensors = [t.float() for t in tensors]
-    kept = results(kernels, case.recurrence, tensors, lengths)
+    kept = results(kernels, case.recurrence, tensors, sequences)
 
     def recomputed(*args):
         return kernels(*args, recompute=True)
 
-    again = results(recomputed, case.recurrence, tensors, lengths)
+    again = results(recomputed, case.recurrence, tensors, sequences)
     assert_agree(again, {name: t.double() for name, t in kept.items()}, TOLERANCES[torch.float32])
 
 
 @here
 @pytest.mark.parametrize(
-    "case", [SMALL[1], Case("rhn", 5, depth=3), Case("dmu", 5, (6, 7), activation="gelu")], ids=str
+    "case",
+    [
+        SMALL[1],
+        Case("rhn", 5, depth=3),
+        Case("dmu", 5, (6, 7), activation="gelu"),
+        Case("dmu", 5, (6, 6), residual=True),
+    ],
+    ids=str,
 )
 def test_shape_of_the_trace_is_known_without_data(case: Case):
     (x, h0, *weights), _ = case.tensors()
@@ -396,6 +456,7 @@ class Recorder:
         from triton.backends.compiler import GPUTarget
 
         types = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.int64: "*i64", torch.int32: "*i32"}
+        types[torch.bool] = "*i1"
         values = dict(zip(self.kernel.arg_names, positional, strict=False)) | named
         signature, constants, hints = {}, {}, {}
         for index, parameter in enumerate(self.kernel.params):
@@ -428,6 +489,9 @@ HOPPER_SHARED_MEMORY = 227 * 1024
         Case("rhn", 20, depth=2, steps=2),
         Case("gru", 128, batch=32, steps=2, lengths=True, reverse=True),
         Case("lstm", 64, batch=32, steps=2),
+        Case("dmu", 40, (48,) * 3, batch=32, resets=True, state_mask=True, hidden_mask=True, residual=True),
+        Case("rhn", 20, depth=2, reverse=True, lengths=True, resets=True, state_mask=True),
+        Case("lstm", 20, resets=True, state_mask=True),
     ],
     ids=str,
 )
@@ -440,12 +504,12 @@ def test_compiles_for_hopper(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(sweeps, "precision", lambda t: "tf32x3" if t.dtype == torch.float32 else "tf32")
     for name in ("forward_streamed", "backward_streamed"):
         monkeypatch.setattr(sweeps, name, Recorder(getattr(sweeps, name)))
-    tensors, lengths = case.tensors()
+    tensors, (lengths, resets, *masks) = case.tensors()
     x, *rest = (t.to(case.dtype)[None] for t in tensors)
     state, weights = rest[: case.recurrence.states], rest[case.recurrence.states :]
-    lengths = None if lengths is None else lengths[None]
-    y, final, trace = triton.forward(case.recurrence, x, state, weights, Sequences(lengths), True)
-    sweeps.backward(case.recurrence, y, final, state, weights, lengths, y, trace)
+    own = Sequences(lengths, resets, *(None if mask is None else mask.to(case.dtype) for mask in masks)).with_run()
+    y, final, trace = triton.forward(case.recurrence, x, state, weights, own, True)
+    sweeps.backward(case.recurrence, y, final, state, weights, own, y, trace)
 
 
 # --- On a real GPU alone. -----------------------------------------------------------------------------------

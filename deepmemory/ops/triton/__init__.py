@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import hoisted
-from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences, only_plain_has
+from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)  # the first with TF32 and bfloat16 on the tensor cores
@@ -54,7 +54,7 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequen
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < LEAST_CAPABILITY:
         major, minor = torch.cuda.get_device_capability(x.device)
         return f"the GPU has compute capability {major}.{minor} and 8.0 is the least it needs"
-    return only_plain_has(rec, sequences)
+    return None
 
 
 def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
@@ -78,7 +78,7 @@ def forward(
     if bias is not None and rec.cell in ("rnn", "lstm"):
         bias = bias + weights[3]
     projected = hoisted.project(x, weight, bias, sequences.lengths)
-    return sweeps.forward(rec, projected, state, weights, sequences.lengths, save)
+    return sweeps.forward(rec, projected, state, weights, sequences, save)
 
 
 def backward(
@@ -103,7 +103,7 @@ def backward(
     from deepmemory.ops.triton import sweeps
 
     ends = [torch.zeros_like(s) if g is None else g for g, s in zip(grad_final, state, strict=True)]
-    deltas, grad_state = sweeps.backward(rec, grad_y, ends, state, weights, sequences.lengths, y, trace)
+    deltas, grad_state = sweeps.backward(rec, grad_y, ends, state, weights, sequences, y, trace)
     of_state, of_weights = needs[1 : 1 + rec.states], needs[1 + rec.states :]
     return [
         hoisted.input_gradient(x, weights[0], deltas) if needs[0] else None,

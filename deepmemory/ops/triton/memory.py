@@ -20,6 +20,15 @@ def put(pointer, at, value, mask):
 
 
 @triton.jit
+def continues(resets, row, rows, mask, ON: tl.constexpr, BM: tl.constexpr):
+    """Which sequences go on at a step instead of beginning anew, [BM, 1]; ``row`` is the step's first in (R, T, B)."""
+    out = tl.full((BM,), 1, tl.int1)
+    if ON:
+        out = tl.load(resets + row + rows, mask=mask, other=0) == 0
+    return out[:, None]
+
+
+@triton.jit
 def before(earlier, of_earlier, start, of_start, has_before, columns, mask):
     """The state before this step, [BM, BN]: what stands one step earlier, or the initial state."""
     one = get(earlier, of_earlier + columns[None, :], mask & has_before)

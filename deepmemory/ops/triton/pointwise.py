@@ -56,11 +56,13 @@ def activation(x, NAME: tl.constexpr):
 
 
 @triton.jit
-def slope_from_input(x, NAME: tl.constexpr):
-    """f'(x), for the activations whose value does not tell it."""
+def slope_from_input(x, a, NAME: tl.constexpr):
+    """f'(x), for a = f(x)."""
     if NAME == "silu":
         s = sigmoid(x)
         return s * (1.0 + x * (1.0 - s))
+    elif NAME != "gelu":
+        return slope_from_value(a, NAME)
     else:
         return 0.5 * (1.0 + tl.erf(x * SQRT_HALF)) + x * INV_SQRT_TAU * tl.exp(-0.5 * x * x)
 

@@ -16,9 +16,14 @@ zeros, so weights need no mask but the tile's own edge.
 3   where its weights begin in ``packed``
 4   where its bias begins in ``biases``
 5   where its outputs begin in a step's trace: hidden activations, or the first gate
-6   where its slopes begin in a step's trace (hidden layers of silu and gelu), or the state after it (rhn)
+6   where its slopes begin in a step's trace (hidden layers, with ``SLOPES``), or the state after it (rhn)
 7   where its deltas begin in a step's deltas
 ==  ====================================================================================
+
+Hidden activations have the same order in the trace and in ``hidden_mask``, so column 5 serves both. Products read the
+state through ``state_mask``; *carry* holds the state itself. With ``RESETS`` both are zero where a sequence begins anew
+at the step to come, and going back no gradient passes there. With ``RESIDUAL``, *sums* holds the gradient by a hidden
+layer, to which the layer before it adds.
 
 ``packed`` holds each layer as [groups * padded width, padded inputs] for the forward sweep and transposed, as
 [padded inputs, groups * padded width], for the backward sweep: both contract over contiguous elements.
@@ -30,7 +35,7 @@ import triton
 import triton.language as tl
 
 from deepmemory.ops.triton import pointwise as pw
-from deepmemory.ops.triton.memory import before, dot, get, put
+from deepmemory.ops.triton.memory import before, continues, dot, get, put
 
 COLUMNS = tl.constexpr(8)
 
@@ -96,6 +101,9 @@ def forward_streamed(
     packed,
     biases,
     lengths,
+    resets,
+    state_mask,
+    hidden_mask,
     table,
     y,
     h_n,
@@ -114,11 +122,16 @@ def forward_streamed(
     operand_width,
     packed_size,
     bias_size,
+    mask_width,
     CELL: tl.constexpr,
     ACTIVATION: tl.constexpr,
     GROUPS: tl.constexpr,
     BIAS: tl.constexpr,
     LENGTHS: tl.constexpr,
+    RESETS: tl.constexpr,
+    STATE_MASK: tl.constexpr,
+    HIDDEN_MASK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     REVERSE: tl.constexpr,
     SAVE: tl.constexpr,
     SLOPES: tl.constexpr,
@@ -144,6 +157,10 @@ def forward_streamed(
     h0, h_n = h0 + first_state, h_n + first_state
     if CELL == "lstm":
         c0, c_n = c0 + first_state, c_n + first_state
+    if STATE_MASK:
+        state_mask += first_state
+    if HIDDEN_MASK:
+        hidden_mask += (run * B + first) * mask_width
     of_state = local[:, None] * d  # [BM, 1]
     steps = T
     length = tl.full((BM,), 0, tl.int64) + T
@@ -152,16 +169,20 @@ def forward_streamed(
         steps = tl.max(length, 0).to(tl.int32)
 
     gates = tl.arange(0, BN_GATES)
+    first_row = (run * T + (steps - 1 if REVERSE else 0)) * B + first
+    on = continues(resets, first_row, local, exists & (length > 0), RESETS, BM)
     for n in range(0, d_padded, BN_GATES):
         columns = n + gates
         stored = (columns < d_padded)[None, :]
         mask = exists[:, None] & (columns < d)[None, :]
         state_at = local[:, None] * d_padded + columns[None, :]
-        h = get(h0, of_state + columns[None, :], mask)
+        h = get(h0, of_state + columns[None, :], mask & on)
         put(carry, state_at, h, stored)
+        if STATE_MASK:
+            h = h * get(state_mask, of_state + columns[None, :], mask)
         put(operand, local[:, None] * operand_width + columns[None, :], h, stored)
         if CELL == "lstm":
-            put(carry + BM * d_padded, state_at, get(c0, of_state + columns[None, :], mask), stored)
+            put(carry + BM * d_padded, state_at, get(c0, of_state + columns[None, :], mask & on), stored)
     tl.debug_barrier()
 
     slot = 0
@@ -171,6 +192,10 @@ def forward_streamed(
             t = steps - 1 - i
         real = (t < length)[:, None]  # [BM, 1]
         row = (run * T + t) * B + first
+        later = row - B if REVERSE else row + B
+        # Of the step to come: whether there is one, and whose state it takes.
+        next_t = (t - 1 if REVERSE else t + 1) + tl.zeros((BM,), tl.int32)
+        on = continues(resets, later, local, exists & (next_t >= 0) & (next_t < length), RESETS, BM)
         xp_t, y_t, trace_t = xp + row * xp_width, y + row * d, trace + row * trace_width
         of_xp, of_trace = local[:, None] * xp_width, local[:, None] * trace_width  # [BM, 1]
 
@@ -198,12 +223,20 @@ def forward_streamed(
                     )  # fmt: skip
                     acc += add
                     a = pw.activation(acc, ACTIVATION)
-                    put(target, local[:, None] * operand_width + columns[None, :], a, (columns < padded)[None, :])
+                    if SLOPES:
+                        slope = pw.slope_from_input(acc, a, ACTIVATION)
+                    if HIDDEN_MASK:
+                        scale = get(hidden_mask, local[:, None] * mask_width + trace_at + columns[None, :], mask)
+                        a, slope = a * scale, slope * scale
+                    here = local[:, None] * operand_width + columns[None, :]
+                    if RESIDUAL:  # noqa: SIM102 - one is known when compiling, the other is not
+                        if k > 0:
+                            a += get(source, here, (columns < padded)[None, :])
+                    put(target, here, a, (columns < padded)[None, :])
                     if SAVE:
                         keep = of_trace + columns[None, :]
                         put(trace_t, keep + trace_at, tl.where(real, a, 0.0), mask)
                         if SLOPES:
-                            slope = pw.slope_from_input(acc, ACTIVATION)
                             put(trace_t, keep + slope_at, tl.where(real, slope, 0.0), mask)
                 tl.debug_barrier()
                 slot = 1 - slot
@@ -270,17 +303,22 @@ def forward_streamed(
                     new, c_new, i_gate, f_gate, g_gate, o_gate = pw.lstm_update(
                         acc0 + add0, acc1 + add1, acc2 + add2, acc3 + add3, c
                     )
-                    put(carry + BM * d_padded, state_at, tl.where(real, c_new, c), stored)
+                    c_next = tl.where(on, tl.where(real, c_new, c), 0.0)
+                    put(carry + BM * d_padded, state_at, c_next, stored)
                     if SAVE:
                         put(trace_t, keep, tl.where(real, i_gate, 0.0), mask)
                         put(trace_t, keep + d, tl.where(real, f_gate, 0.0), mask)
                         put(trace_t, keep + 2 * d, tl.where(real, g_gate, 0.0), mask)
                         put(trace_t, keep + 3 * d, tl.where(real, o_gate, 0.0), mask)
                         put(trace_t, keep + 4 * d, tl.where(real, c_new, 0.0), mask)
-                if k == depth - 1:
-                    put(y_t, of_state + columns[None, :], tl.where(real, new, 0.0), mask)
+                out = tl.where(real, new, 0.0)
                 new = tl.where(real, new, h)
+                if k == depth - 1:
+                    put(y_t, of_state + columns[None, :], out, mask)
+                    new = tl.where(on, new, 0.0)
                 put(carry, state_at, new, stored)
+                if STATE_MASK:
+                    new = new * get(state_mask, of_state + columns[None, :], mask)
                 put(target, local[:, None] * operand_width + columns[None, :], new, stored)
             tl.debug_barrier()
             slot = 1 - slot
@@ -306,12 +344,15 @@ def backward_streamed(
     trace,
     packed,
     lengths,
+    resets,
+    state_mask,
     table,
     deltas,
     grad_h0,
     grad_c0,
     operand,
     carry,
+    sums,
     T,
     B,
     d,
@@ -322,10 +363,14 @@ def backward_streamed(
     delta_width,
     operand_width,
     packed_size,
+    sums_width,
     CELL: tl.constexpr,
     ACTIVATION: tl.constexpr,
     HAS_GRAD_Y: tl.constexpr,
     LENGTHS: tl.constexpr,
+    RESETS: tl.constexpr,
+    STATE_MASK: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     REVERSE: tl.constexpr,
     SLOPES: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -348,6 +393,10 @@ def backward_streamed(
     h0, grad_h, grad_h0 = h0 + first_state, grad_h + first_state, grad_h0 + first_state
     if CELL == "lstm":
         c0, grad_c, grad_c0 = c0 + first_state, grad_c + first_state, grad_c0 + first_state
+    if STATE_MASK:
+        state_mask += first_state
+    if RESIDUAL:
+        sums += program * (BM * sums_width)
     of_state = local[:, None] * d  # [BM, 1]
     steps = T
     length = tl.full((BM,), 0, tl.int64) + T
@@ -369,6 +418,7 @@ def backward_streamed(
 
     # A product with a gate layer's weights is taken together with the gates of the next turn, whose loads it hides.
     slot = 0
+    on = tl.full((BM, 1), 1, tl.int1)
     for i in range(steps):
         t = steps - 1 - i
         if REVERSE:
@@ -383,6 +433,8 @@ def backward_streamed(
         else:
             has_before = (t + tl.zeros((BM,), tl.int32) > 0)[:, None]
             row_before = row - B
+        passes = on  # back from the step after this one, whose product is still to be taken
+        on = continues(resets, row, local, exists, RESETS, BM)
 
         for j in range(depth - hidden):
             k = depth - 1 - j
@@ -413,26 +465,31 @@ def backward_streamed(
                     h = get(y_t, of_state + columns[None, :], mask)
                 else:
                     p0, p1 = get(trace_t, kept, mask), get(trace_t, kept + d, mask)
+                known = mask & on
                 if CELL == "rhn":
                     if k == 0:
-                        h = before(y + row_before * d, of_state, h0, of_state, has_before, columns, mask)
+                        h = before(y + row_before * d, of_state, h0, of_state, has_before, columns, known)
                     else:
                         after_at = tl.load(table + (k - 1) * COLUMNS + 6)
                         h = get(trace_t, of_trace + after_at + columns[None, :], mask)
                 elif CELL == "dmu" or CELL == "gru":
-                    h = before(y + row_before * d, of_state, h0, of_state, has_before, columns, mask)
+                    h = before(y + row_before * d, of_state, h0, of_state, has_before, columns, known)
                 if CELL == "gru" or CELL == "lstm":
                     p2, p3 = get(trace_t, kept + 2 * d, mask), get(trace_t, kept + 3 * d, mask)
                 if CELL == "lstm":
                     c = get(trace_t, kept + 4 * d, mask)
                     c_before = before(
-                        trace + row_before * trace_width + 4 * d, of_trace, c0, of_state, has_before, columns, mask
+                        trace + row_before * trace_width + 4 * d, of_trace, c0, of_state, has_before, columns, known
                     )
                     dc = get(carry + BM * d_padded, state_at, stored)
                 acc, _, _, _ = products(
                     source, operand_width, packed + weight_at, inner, 0, columns, d_padded,
                     1, BM, BN_GATES, BK, PRECISION,
                 )  # fmt: skip
+                if STATE_MASK:
+                    acc *= get(state_mask, of_state + columns[None, :], exists[:, None] & (columns < d)[None, :])
+                if RESETS:
+                    acc = tl.where(passes | (j > 0), acc, 0.0)
                 dh += acc
                 g = dh + gy
                 direct = tl.zeros((BM, BN_GATES), tl.float32)
@@ -448,11 +505,11 @@ def backward_streamed(
                     put(deltas_t, out + 3 * d, delta2, mask)
                 else:
                     delta0, delta1, delta2, delta3, dc_before = pw.lstm_gradient(g, dc, p0, p1, p2, p3, c, c_before)
-                    put(carry + BM * d_padded, state_at, tl.where(real, dc_before, dc), stored)
+                    put(carry + BM * d_padded, state_at, tl.where(on, tl.where(real, dc_before, dc), 0.0), stored)
                     put(deltas_t, out + 2 * d, delta2, mask)
                     put(deltas_t, out + 3 * d, delta3, mask)
                     put(target, into + 3 * d_padded, tl.where(real, delta3, 0.0), stored)
-                put(carry, state_at, tl.where(real, direct, dh), stored)
+                put(carry, state_at, tl.where(on | (k > hidden), tl.where(real, direct, dh), 0.0), stored)
                 put(deltas_t, out, delta0, mask)
                 put(target, into, tl.where(real, delta0, 0.0), stored)
                 if CELL != "rnn":
@@ -483,6 +540,11 @@ def backward_streamed(
                             source, operand_width, packed + layer_at, outputs, 0, columns, inputs,
                             1, BM, BN, BK, PRECISION,
                         )  # fmt: skip
+                        if RESIDUAL:
+                            into = local[:, None] * sums_width + columns[None, :]
+                            if m > 0:
+                                acc += get(sums, into, (columns < inputs)[None, :])
+                            put(sums, into, acc, (columns < inputs)[None, :])
                         delta = acc * slope
                         put(deltas_t, of_delta + out_at + columns[None, :], delta, mask)
                         put(
@@ -504,6 +566,9 @@ def backward_streamed(
             operand + slot * (BM * operand_width), operand_width, packed, inner, 0, columns, d_padded,
             1, BM, BN_GATES, BK, PRECISION,
         )  # fmt: skip
+        if STATE_MASK:
+            acc *= get(state_mask, of_state + columns[None, :], mask)
+        acc = tl.where(on, acc, 0.0)
         put(grad_h0, of_state + columns[None, :], get(carry, state_at, stored) + acc, mask)
         if CELL == "lstm":
             put(grad_c0, of_state + columns[None, :], get(carry + BM * d_padded, state_at, stored), mask)

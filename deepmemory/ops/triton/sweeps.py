@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import hoisted
-from deepmemory.ops.recurrence import Recurrence
+from deepmemory.ops.recurrence import Recurrence, Sequences
 from deepmemory.ops.triton.streamed import backward_streamed, forward_streamed
 
 GROUPS = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # groups of rows in the layer that makes the gates
@@ -93,11 +93,11 @@ def forward(
     projected: Tensor,
     state: list[Tensor],
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     save: bool,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
     """y (R, T, B, d), final states, trace (R, T, B, features)."""
-    layers = layers_of(rec, weights)
+    layers, lengths = layers_of(rec, weights), sequences.lengths
     runs, steps, batch, _ = projected.shape
     d = layers[0].inputs
     features = hoisted.trace_features(rec, weights) if save else 0
@@ -112,13 +112,17 @@ def forward(
     chosen = plan(rec, layers, projected, runs * -(-batch // 16), backward=False)
     tiles = runs * -(-batch // chosen.rows)
     state = [s.contiguous() for s in state]
-    tensors = projected, state[0], state[-1]
+    tensors, own = (projected, state[0], state[-1]), [_contiguous(t) for t in sequences]
     results = y, final[0], final[-1], trace
     choices = {
         "CELL": rec.cell,
         "ACTIVATION": rec.activation,
         "GROUPS": GROUPS[rec.cell],
         "LENGTHS": lengths is not None,
+        "RESETS": sequences.resets is not None,
+        "STATE_MASK": sequences.state_mask is not None,
+        "HIDDEN_MASK": rec.masked,
+        "RESIDUAL": rec.residual,
         "REVERSE": rec.reverse,
         "SAVE": save,
         "SLOPES": hoisted.needs_slopes(rec),
@@ -136,9 +140,10 @@ def forward(
         operand = projected.new_empty(tiles, 2, chosen.rows, width)
         carry = projected.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
         forward_streamed[(tiles,)](
-            *tensors, packed, biases, _contiguous(lengths), table, *results, operand, carry,
+            *tensors, packed, biases, *own, table, *results, operand, carry,
             steps, batch, d, _padded(d), len(layers), len(layers) - 1 if rec.cell == "dmu" else 0,
             projected.shape[-1], features, width, packed.shape[1], 0 if biases is None else biases.shape[1],
+            sum(rec.hidden_widths(weights)),
             BIAS=biases is not None, BN=chosen.hidden, BN_GATES=chosen.gates, BK=chosen.inner, **choices,
         )  # fmt: skip
     return y, final, trace
@@ -150,12 +155,12 @@ def backward(
     grad_final: list[Tensor],
     state: list[Tensor],
     weights: list[Tensor],
-    lengths: Tensor | None,
+    sequences: Sequences,
     y: Tensor,
     trace: Tensor,
 ) -> tuple[Tensor, list[Tensor]]:
     """Deltas (R, T, B, features) and the gradients of the initial states."""
-    layers = layers_of(rec, weights)
+    layers, lengths = layers_of(rec, weights), sequences.lengths
     runs, steps, batch, d = y.shape
     features = hoisted.delta_features(rec, weights)
     new = y.new_empty if lengths is None else y.new_zeros
@@ -169,12 +174,16 @@ def backward(
     tiles = runs * -(-batch // chosen.rows)
     state, grad_final = [s.contiguous() for s in state], [g.contiguous() for g in grad_final]
     tensors = _contiguous(grad_y), grad_final[0], grad_final[-1], y.contiguous(), state[0], state[-1], trace
+    own = [_contiguous(t) for t in sequences[:3]]  # the hidden mask is in the slopes
     results = deltas, grads[0], grads[-1]
     choices = {
         "CELL": rec.cell,
         "ACTIVATION": rec.activation,
         "HAS_GRAD_Y": grad_y is not None,
         "LENGTHS": lengths is not None,
+        "RESETS": sequences.resets is not None,
+        "STATE_MASK": sequences.state_mask is not None,
+        "RESIDUAL": rec.residual,
         "REVERSE": rec.reverse,
         "SLOPES": hoisted.needs_slopes(rec),
         "PRECISION": precision(y),
@@ -189,10 +198,13 @@ def backward(
         width = max(layer.groups * _padded(layer.width) for layer in layers)
         operand = y.new_empty(tiles, 2, chosen.rows, width)
         carry = y.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
+        sums = None
+        if rec.residual:
+            sums = y.new_empty(tiles, chosen.rows, _padded(layers[-1].inputs), dtype=torch.float32)
         backward_streamed[(tiles,)](
-            *tensors, packed, _contiguous(lengths), table, *results, operand, carry,
+            *tensors, packed, *own, table, *results, operand, carry, sums,
             steps, batch, d, _padded(d), len(layers), len(layers) - 1 if rec.cell == "dmu" else 0,
-            trace.shape[-1], features, width, packed.shape[1],
+            trace.shape[-1], features, width, packed.shape[1], 0 if sums is None else sums.shape[-1],
             BN=chosen.hidden, BN_GATES=chosen.gates, BK=chosen.inner, **choices,
         )  # fmt: skip
     return deltas, grads
