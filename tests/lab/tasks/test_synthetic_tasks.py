@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from deepmemory.lab.tasks import Adding, NoisySequence, TemporalOrder
+from deepmemory.lab import settings
+from deepmemory.lab.tasks import TASK_CLASSES, Adding, NoisySequence, TemporalOrder
 from deepmemory.lab.training import random_streams
 
 TASKS = [Adding(), TemporalOrder(), NoisySequence(), NoisySequence(fixed=True)]
@@ -126,3 +127,7 @@ def test_too_short_sequences_are_refused():
         Adding(10, 20)
     with pytest.raises(ValueError, match="min_length should be at least 77"):
         TemporalOrder(50, 60)
+
+
+def test_every_task_of_the_settings_has_a_class():
+    assert tuple(TASK_CLASSES) == settings.TASKS
