@@ -2,8 +2,8 @@
 
 The weights of all runs are stacked, (R, ...), and the network is called under ``torch.vmap``; Adam works
 element by element, so every run takes the course it would take alone. A step asks the task's feed for
-the batch of a number that lies on the device, so it needs no input: on a GPU it is captured once for every
-shape of batch as a CUDA graph, and replayed.
+a batch by a counter on the device and needs no other input: on a GPU it is captured as a CUDA graph, once
+for every shape of batch, and replayed.
 
 Read from top to bottom: :func:`train`, the steps of an epoch, evaluation, what becomes of each run.
 """
