@@ -14,8 +14,7 @@ from lab.test_cli import error_of, invoke
 
 from deepmemory.lab.data import END, EOS, START, Corpus, MissingData, Pairs
 from deepmemory.lab.data.pairs import as_sentences
-from deepmemory.lab.tasks import NatLang, Translation
-from deepmemory.lab.training import loop
+from deepmemory.lab.tasks import NatLang, Translation, task_of
 from deepmemory.lab.training.network import Translator
 from deepmemory.lab.use import decoding, loading
 from deepmemory.lab.use.decoding import beam_search, bleu, continue_text, continue_tune, decode, greedy, translate
@@ -257,7 +256,7 @@ def test_real_words_make_a_round_trip():
     """The tasks' own data, where it is at hand."""
     setting = small("translation", pairs=50)
     try:
-        task = loop.task_of(setting)
+        task = task_of(setting)
     except MissingData as error:
         pytest.skip(str(error))
     model = TrainedModel(task.network(setting).eval(), setting, 0, task)

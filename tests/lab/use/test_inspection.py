@@ -12,8 +12,10 @@ from lab.test_cli import SMALL, error_of, invoke, start, wait_for_epoch
 import deepmemory as dm
 from deepmemory.lab.records import DIVERGED, Records, merge
 from deepmemory.lab.settings import Machine
-from deepmemory.lab.training import loop, random_streams, studies
+from deepmemory.lab.training import random_streams, studies
+from deepmemory.lab.training.group import fresh_group
 from deepmemory.lab.training.progress import PlainLines
+from deepmemory.lab.training.trainer import make_trainer
 from deepmemory.lab.use import inspection, loading
 from deepmemory.lab.use.inspection import as_data, ends, inspect, log_ratio, watch
 from deepmemory.lab.use.loading import TrainedModel
@@ -142,9 +144,9 @@ def test_inspect_by_the_command(tmp_path, monkeypatch):
 def test_watching_tells_each_run_s_own_numbers(task, cell, monkeypatch):
     setting = small(task, cell=cell)
     of_task = made(setting)
-    monkeypatch.setattr(loop, "task_of", lambda *_: of_task)
-    trainer = loop.make_trainer(setting, Machine("cpu"))
-    group = loop.fresh_group(trainer, [4, 7, 9])
+    monkeypatch.setattr("deepmemory.lab.training.trainer.task_of", lambda *_: of_task)
+    trainer = make_trainer(setting, Machine("cpu"))
+    group = fresh_group(trainer, [4, 7, 9])
     before = {name: weight.detach().clone() for name, weight in group.weights.items()}
     chance = torch.get_rng_state()
     together = watch(trainer, group)
@@ -154,7 +156,7 @@ def test_watching_tells_each_run_s_own_numbers(task, cell, monkeypatch):
     told = ["flow", "z radius", "candidate radius", "gate", "saturated"] if cell == "dmu" else ["flow"]
     assert set(together) == {f"{module}.0.{what}" for module in modules for what in told}
     assert {len(values) for values in together.values()} == {3}
-    assert watch(trainer, loop.fresh_group(trainer, [7])) == {name: [of[1]] for name, of in together.items()}
+    assert watch(trainer, fresh_group(trainer, [7])) == {name: [of[1]] for name, of in together.items()}
     group.rows, group.weights = [0, 2], {name: weight[[0, 2]] for name, weight in group.weights.items()}
     assert watch(trainer, group) == {name: [of[0], of[2]] for name, of in together.items()}
 
@@ -235,7 +237,7 @@ def test_a_run_that_diverges_is_watched_to_its_end(tmp_path):
     setting = small(lr=1e30, epochs=3)
     task = made(setting)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "task_of", lambda *_: task)
+        patch.setattr("deepmemory.lab.training.trainer.task_of", lambda *_: task)
         studies.run_studies([setting], [0, 1], tmp_path, Machine("cpu", threads=1), PlainLines(), watch=watch)
     opened = Records(tmp_path)
     assert {run.state for run in opened.study(setting.key).runs} == {DIVERGED}

@@ -36,8 +36,8 @@ class TestTraining:
         one = serving()
         ask(one, "/start", TRAINING)
         _, epochs, _ = follow(one, ended)
-        trainer = loop.make_trainer(requests.training_request(TRAINING).setting("dmu"), Machine("cpu"))
-        alone = loop.train(trainer, loop.fresh_group(trainer, [1]))
+        trainer = make_trainer(requests.training_request(TRAINING).setting("dmu"), Machine("cpu"))
+        alone = loop.train(trainer, fresh_group(trainer, [1]))
         assert [e["losses"]["1"] for e in epochs] == pytest.approx([e.values[1]["valid_loss"] for e in alone], rel=1e-4)
 
     def test_stop(self, serving):
@@ -78,7 +78,7 @@ class TestTraining:
         def broken(*_):
             raise RuntimeError("no room")
 
-        monkeypatch.setattr("deepmemory.lab.training.loop.fresh_group", broken)
+        monkeypatch.setattr("deepmemory.lab.use.play.training.fresh_group", broken)
         one = serving()
         ask(one, "/start", TRAINING)
         news, _, _ = follow(one, ended)
