@@ -8,6 +8,8 @@ from deepmemory.lab import paper
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.tasks import task_of
 from deepmemory.lab.training import loop
+from deepmemory.lab.training.group import fresh_group
+from deepmemory.lab.training.trainer import make_trainer
 from deepmemory.lab.use.play import requests
 from deepmemory.lab.use.play.requests import BOUNDS, CELLS
 from deepmemory.lab.use.play.training import BackgroundTrainer
