@@ -23,7 +23,9 @@ from deepmemory.lab import paper
 from deepmemory.lab.records import git_commit, now, versions
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.training import loop, random_streams
-from deepmemory.lab.training.network import Network, initial_weights
+from deepmemory.lab.training.group import fresh_group
+from deepmemory.lab.training.network import LastStateNetwork, initial_weights
+from deepmemory.lab.training.trainer import make_trainer
 
 RESULTS = Path(__file__).parent / "results"
 TOLERANCE = 1e-3  # of the mean loss over the measured steps, relative
@@ -31,23 +33,23 @@ TOLERANCE = 1e-3  # of the mean loss over the measured steps, relative
 
 def side_by_side(setting, runs, machine):
     """Seconds of one epoch's steps, after a short warm-up, and the mean loss of each run."""
-    trainer = loop.make_trainer(setting, machine)
-    group = loop.fresh_group(trainer, range(runs))
+    trainer = make_trainer(setting, machine)
+    group = fresh_group(trainer, range(runs))
     steps = loop.Steps(trainer, group)
     started = time.perf_counter()
     (shape, *_) = steps.feed.plan(0)
     steps.step_of(shape)  # captured, on a GPU
     prepared = time.perf_counter() - started
-    losses = steps.epoch(0)[:, 0].tolist()  # waits for the device
+    losses = steps.run_epoch(0)[:, 0].tolist()  # waits for the device
     return time.perf_counter() - started - prepared, losses
 
 
 def alone(setting, seed, steps, machine):
     """Seconds per step of an ordinary training loop over one run, and its mean loss."""
-    trainer = loop.make_trainer(setting, machine)
+    trainer = make_trainer(setting, machine)
     device = trainer.fabric.device
     start = initial_weights(setting, trainer.task, [seed])
-    network = Network(setting, trainer.task, machine.engine)
+    network = LastStateNetwork(setting, trainer.task, machine.engine)
     network.load_state_dict({name: weight[0] for name, weight in start.items()})
     network.to(device)
     adam = torch.optim.Adam(dm.parameter_groups(network, setting.lr))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from deepmemory.gradients.summary import LayerCall
-from deepmemory.nn.recurrent import Recurrent, State
+from deepmemory.nn.recurrent import Recurrent, Run, State
 from deepmemory.ops import Sequences
-
-Run = Callable[[int, int, Tensor, State, Sequences], tuple[Tensor, State]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,51 +51,69 @@ class Observed(LayerCall):
 
 @contextmanager
 def observe(model: nn.Module, kind: type[Recurrent], stepwise: bool) -> Iterator[list[Observed]]:
-    """Record every call of the layers of this kind inside the model; leaves the model as it was."""
+    """Record every call of the layers of this kind inside the model.
+
+    With ``stepwise`` the layers run one step at a time, so that every state is recorded; their weights then get no
+    gradients, which would be taken at every step.
+    """
     observed: list[Observed] = []
-    with ExitStack() as undo:
-        if "torch._dynamo" in sys.modules:  # compiled code does not ask again what a layer runs
-            undo.enter_context(torch.compiler.set_stance("force_eager"))
+    with ExitStack() as contexts:
+        if "torch._dynamo" in sys.modules:  # code that was compiled without an observer has none
+            contexts.enter_context(torch.compiler.set_stance("force_eager"))
         for name, module in model.named_modules():
             if isinstance(module, kind):
-                observe_one(name, module, stepwise, observed, undo)
+                recorder = Recorder(name, stepwise, observed)
+                contexts.callback(module.register_forward_pre_hook(recorder.begin, with_kwargs=True).remove)
+                contexts.enter_context(module.observed(recorder.run))
+                if stepwise:
+                    contexts.enter_context(frozen(module))
         yield observed
 
 
-def observe_one(name: str, module: Recurrent, stepwise: bool, observed: list[Observed], undo: ExitStack) -> None:
-    """Record the calls of one module until ``undo`` is called."""
-    original: Run = module._run
-    order: list[Tensor | None] = [None]
-    calls = -1
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """Without gradients of the module's weights."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
 
-    def note_order(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+
+@dataclass
+class Recorder:
+    """Records the calls of one module."""
+
+    name: str
+    stepwise: bool
+    observed: list[Observed]
+    calls: int = -1
+    order: Tensor | None = None  # of the call's sequences, where they come packed
+
+    def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """A call begins."""
+        self.calls += 1
         given = args[0] if args else kwargs.get("input")
-        order[0] = given.unsorted_indices if isinstance(given, PackedSequence) else None
+        self.order = given.unsorted_indices if isinstance(given, PackedSequence) else None
 
-    def run(layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
-        nonlocal calls
-        calls += layer == direction == 0
-        steps: list[State] = []
-        if stepwise:
-            y, final, steps = step_by_step(original, layer, direction, x, state, sequences)
+    def run(
+        self, layer: int, direction: int, run: Run, x: Tensor, state: State, sequences: Sequences
+    ) -> tuple[Tensor, State]:
+        """One layer runs in one direction."""
+        if self.stepwise:
+            y, final, steps = step_by_step(run, x, state, sequences, reverse=bool(direction))
         else:
-            y, final = original(layer, direction, x, state, sequences)
-        observed.append(Observed(name, calls, layer, direction, x, state, sequences, order[0], y, steps))
+            (y, final), steps = run(x, state, sequences), []
+        where = self.name, self.calls, layer, direction
+        self.observed.append(Observed(*where, x, state, sequences, self.order, y, steps))
         return y, final
-
-    undo.callback(module.register_forward_pre_hook(note_order, with_kwargs=True).remove)
-    # On this one object: its class and its parameters stay as they are.
-    replaced: dict[str, Any] = {"_run": run}
-    if stepwise:  # nobody asks for gradients of weights, which would be taken at every step
-        weights = module._weights
-        replaced["_weights"] = lambda layer, direction: [weight.detach() for weight in weights(layer, direction)]
-    for attribute, function in replaced.items():
-        undo.callback(vars(module).pop, attribute)
-        vars(module)[attribute] = function
 
 
 def step_by_step(
-    run: Run, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences
+    run: Run, x: Tensor, state: State, sequences: Sequences, reverse: bool
 ) -> tuple[Tensor, State, list[State]]:
     """What ``run`` does in one go, as one call per time step; returns the states in between as well.
 
@@ -107,9 +123,9 @@ def step_by_step(
     steps: list[State] = [() for _ in range(len(x))]
     outputs: list[Tensor] = [x for _ in range(len(x))]
     inputs = x.unbind(0)  # slices would each pass back a gradient of the length of x
-    for t in reversed(range(len(x))) if direction else range(len(x)):
+    for t in reversed(range(len(x))) if reverse else range(len(x)):
         real = None if sequences.lengths is None else sequences.lengths > t
-        _, state = run(layer, direction, inputs[t][None], state, sequences.piece(t, t + 1))
+        _, state = run(inputs[t][None], state, sequences.piece(t, t + 1))
         state = tuple(s.view_as(s) if s.requires_grad else s.detach().requires_grad_() for s in state)
         steps[t] = state
         outputs[t] = state[0] if real is None else torch.where(real[:, None], state[0], 0)

@@ -1,4 +1,4 @@
-"""Writes into folders that may have come from somebody else: a name is data, never a path, and no link is followed."""
+"""Safe writing into folders that may come from somebody else: names are never paths, and no link is followed."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-._")  # no capitals: some file systems take A and a for one
-LONGEST = 120  # characters of a name; file systems take 255 bytes, and dots and endings come on top
+PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-._")  # no capitals: some file systems do not distinguish them
+LONGEST = 120  # characters of a name; file systems allow 255 bytes, and dots and endings are added
 
 
 class LinkError(ValueError):
-    """A link where the lab would write: it may lead anywhere."""
+    """There is a link where the lab would write: it may lead anywhere."""
 
 
 def file_name(text: str) -> str:
-    """A file's name for any text: plain names stay as they are, and two texts never share one.
+    """A valid file name for any text: plain names stay as they are, and different texts have different names.
 
     >>> file_name("adding-dmu-0123456789ab")
     'adding-dmu-0123456789ab'
@@ -32,20 +32,20 @@ def file_name(text: str) -> str:
 
 
 def without_links(root: Path, *names: str) -> Path:
-    """The path under a folder, none of whose steps below the folder itself is a link."""
+    """A path under a folder, after checking that no part of it below the folder is a link."""
     path = root
     for name in names:
         path = path / name
         if path.is_symlink():
             raise LinkError(
-                f"{path} is a link, and what is written there would land elsewhere; replace it by a folder or file "
+                f"{path} is a link, and files written there would end up elsewhere; replace it by a folder or file "
                 f"of its own, or choose another folder than {root}"
             )
     return path
 
 
 def put(path: Path, data: bytes, lasting: bool = False) -> None:
-    """Put a file in place whole or not at all; a link of that name is replaced, not followed.
+    """Write a file whole or not at all; a link of that name is replaced, not followed.
 
     ``lasting`` waits until the file would survive a loss of power.
     """
@@ -72,7 +72,7 @@ def put(path: Path, data: bytes, lasting: bool = False) -> None:
 
 
 def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
-    """Open a file that stays in place, such as a lock; one that another name leads to is refused."""
+    """Open a file that stays in place, such as a lock; links and hard links are refused."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -81,5 +81,5 @@ def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
     file = open(path, mode, buffering, opener=opener)  # noqa: SIM115 (the caller closes it)
     if os.fstat(file.fileno()).st_nlink > 1:
         file.close()
-        raise LinkError(f"{path} is a second name of another file, which would be written to; remove it")
+        raise LinkError(f"{path} is a hard link: another file would be written to; remove it")
     return file

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -21,6 +23,8 @@ from deepmemory.ops import Sequences, engines, resets_of_sweep
 from deepmemory.ops.recurrence import Variation
 
 State = tuple[Tensor, ...]
+Run = Callable[[Tensor, State, Sequences], tuple[Tensor, State]]  # from x (T, B, m) and a state to y and the last state
+Observer = Callable[[int, int, Run, Tensor, State, Sequences], tuple[Tensor, State]]
 
 
 class Recurrent(nn.Module):
@@ -33,6 +37,7 @@ class Recurrent(nn.Module):
     mode: str  # the kind of cell, by torch's name where it has one
     proj_size = 0  # an LSTM may have one
     layer_norm = False  # a DMU may have it
+    _observer: Observer | None = None  # see observed
 
     def __init__(
         self,
@@ -305,13 +310,30 @@ class Recurrent(nn.Module):
                 suffix = self._suffix(layer, direction)
                 own = masks.get("state" + suffix), masks.get("hidden" + suffix)
                 sequences = Sequences(lengths, cuts[direction], *own)
-                y, last = self._run(layer, direction, x, state[len(final)], sequences)
+                if self._observer is None:
+                    y, last = self._run(layer, direction, x, state[len(final)], sequences)
+                else:
+                    run = partial(self._run, layer, direction)
+                    y, last = self._observer(layer, direction, run, x, state[len(final)], sequences)
                 outputs.append(y)
                 final.append(last)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
             if self.dropout and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
         return x, final
+
+    @contextmanager
+    def observed(self, observer: Observer) -> Iterator[None]:
+        """Show an observer what goes through every layer and direction, for as long as the context lasts.
+
+        ``observer(layer, direction, run, x, state, sequences)`` is called in place of ``run(x, state, sequences)``, and
+        returns the output (T, B, d) and the final state, as ``run`` does. ``run`` works on pieces of x, too.
+        """
+        self._observer, before = observer, self._observer
+        try:
+            yield
+        finally:
+            self._observer = before
 
     def _variation(self) -> Variation | None:
         """What only the plain engine can do, where something of it was asked for."""

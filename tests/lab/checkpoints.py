@@ -5,7 +5,8 @@ from lab import real_data
 
 from deepmemory.lab.records import Records
 from deepmemory.lab.settings import SYNTHETIC, Machine, Setting
-from deepmemory.lab.training import loop, studies
+from deepmemory.lab.tasks import task_of
+from deepmemory.lab.training import studies
 from deepmemory.lab.training.progress import PlainLines
 
 TINY = {"min_length": 24, "max_length": 26, "batch": 4, "steps": 2, "validation": 8, "test": 8}
@@ -25,14 +26,14 @@ def small(task="adding", **changes):
 
 def made(setting):
     """The task of a setting on made data."""
-    return loop.task_of(setting) if setting.task in SYNTHETIC else real_data.TASKS[setting.task]()
+    return task_of(setting) if setting.task in SYNTHETIC else real_data.TASKS[setting.task]()
 
 
 def train(out, setting, seeds=(0, 1), task=None):
     """The checkpoint that training leaves; the first where there are several."""
     task = task or made(setting)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "task_of", lambda *_: task)
+        patch.setattr("deepmemory.lab.training.trainer.task_of", lambda *_: task)
         studies.run_studies([setting], seeds, out, Machine("cpu", threads=1), PlainLines())
     opened = Records(out)
     path = min(opened.checkpoint_folder(setting).glob("*.safetensors"))

@@ -3,7 +3,6 @@ import torch
 from lab.real_data import TASKS
 
 from deepmemory.lab.tasks import task_of
-from deepmemory.lab.training import loop
 
 
 @pytest.fixture(autouse=True)
@@ -22,4 +21,4 @@ def made_data(monkeypatch):
     def made(setting, data=None):
         return TASKS[setting.task]() if setting.task in TASKS else task_of(setting, data)
 
-    monkeypatch.setattr(loop, "task_of", made)
+    monkeypatch.setattr("deepmemory.lab.training.trainer.task_of", made)

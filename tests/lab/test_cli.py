@@ -87,7 +87,7 @@ def test_paper_trains_reports_and_names_the_page(tmp_path):
     assert result.exit_code == 0
     (study,) = Records(tmp_path).studies()
     assert [run.epochs for run in study.runs] == [1, 1]
-    page = Path(result.output.split("page: ")[1].strip())
+    page = Path(result.output.rsplit("page: ", 1)[1].strip())
     assert page == tmp_path / "report" / "index.html"
     assert page.exists()
 

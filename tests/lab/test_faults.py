@@ -237,9 +237,7 @@ def test_a_full_disk_while_a_lock_is_written(tmp_path):
             pass
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert (
-        str(error.value) == f"{path} cannot be written: File too large. Once this is solved, the same command resumes"
-    )
+    assert str(error.value).startswith(f"{path} cannot be written: File too large")
     with hold_lock(path, pytest.fail):
         assert path.read_text().startswith(f"process {os.getpid()} on ")
 

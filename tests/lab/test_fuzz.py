@@ -18,8 +18,10 @@ from deepmemory.lab import cli
 from deepmemory.lab.records import Records, RecordsError, load_checkpoint, merge, save_checkpoint
 from deepmemory.lab.records.packing import unpack_curves
 from deepmemory.lab.settings import Machine, Setting, change, setting_from_json
-from deepmemory.lab.training import loop, studies
+from deepmemory.lab.training import studies
+from deepmemory.lab.training.group import group_from_checkpoint
 from deepmemory.lab.training.progress import PlainLines
+from deepmemory.lab.training.trainer import make_trainer
 
 TINY = Setting(
     transition=(2,), hidden=(2,), min_length=24, max_length=25, batch=2, steps=1, epochs=2, validation=4, test=4
@@ -117,7 +119,7 @@ def test_packed_curves(blob, series):
 def test_checkpoints(recorded, tmp_path):
     (path,) = recorded.glob("checkpoints/*/*.safetensors")
     whole = path.read_bytes()
-    trainer = loop.make_trainer(TINY, CPU)
+    trainer = make_trainer(TINY, CPU)
 
     @settings(max_examples=150)
     @given(damaged(whole))
@@ -126,7 +128,7 @@ def test_checkpoints(recorded, tmp_path):
     def fuzz(raw):
         (tmp_path / "runs-0.safetensors").write_bytes(raw)
         with suppress(RecordsError):
-            loop.group_from_checkpoint(trainer, *load_checkpoint(tmp_path / "runs-0.safetensors"))
+            group_from_checkpoint(trainer, *load_checkpoint(tmp_path / "runs-0.safetensors"))
 
     fuzz()
 

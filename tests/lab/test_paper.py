@@ -11,7 +11,7 @@ from lab.real_data import digits
 from deepmemory.lab import paper
 from deepmemory.lab.settings import CELLS, LANGUAGES, PIXELS, SYNTHETIC, Setting
 from deepmemory.lab.tasks import task_of
-from deepmemory.lab.training.network import Network, initial_weights, weight_count
+from deepmemory.lab.training.network import LastStateNetwork, initial_weights, weight_count
 
 TABLES = Path(__file__).parents[3] / "shared" / "paper" / "tables.json"
 
@@ -24,7 +24,7 @@ def test_weight_counts_are_the_printed_ones(setting):
 
 
 def test_forget_gates_start_at_2_in_both_bias_vectors():
-    network = Network(setting := paper.setting("adding", "lstm"), task_of(setting))
+    network = LastStateNetwork(setting := paper.setting("adding", "lstm"), task_of(setting))
     for name, bias in network.recurrent.named_parameters():
         if name.startswith("bias"):
             assert bias.chunk(4)[1].tolist() == [2.0, 2.0]
@@ -41,7 +41,7 @@ def test_a_gru_and_an_lstm_can_start_out_keeping_their_state(cell, name, gate, v
         if ".bias_ih" in key:
             moved.chunk(3 if cell == "gru" else 4, 1)[gate].fill_(value)
         torch.testing.assert_close(weights[1][key] - weights[0][key], moved, msg=key)
-    network = Network(keeping, task_of(keeping)).recurrent
+    network = LastStateNetwork(keeping, task_of(keeping)).recurrent
     state = tuple(torch.randn(1, 2, width) for width in keeping.hidden)
     before = (state, state) if cell == "lstm" else state
     after = network(torch.randn(2, 7, 2), before)[1]
@@ -50,7 +50,7 @@ def test_a_gru_and_an_lstm_can_start_out_keeping_their_state(cell, name, gate, v
 
 
 def test_memory_gates_start_at_3():
-    network = Network(setting := paper.setting("adding", "dmu"), task_of(setting))
+    network = LastStateNetwork(setting := paper.setting("adding", "dmu"), task_of(setting))
     assert network.recurrent.transition_weights()[-1][1].tolist() == [3.0] * 5 + [0.0] * 5
 
 

@@ -53,10 +53,10 @@ def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
 
     Translation is timed with teacher forcing, where the loop need not choose its own words.
     """
-    from deepmemory.lab.training import loop  # the report, which only reads, does not need it
+    from deepmemory.lab.training.trainer import make_trainer  # the report, which only reads, does not need it
 
     timed = replace(setting, feedback="teacher") if setting.task == "translation" else setting
-    trainer = loop.make_trainer(timed, replace(machine, engine="plain", graph=False, recompute=False))
+    trainer = make_trainer(timed, replace(machine, engine="plain", graph=False, recompute=False))
     device, network = trainer.fabric.device, trainer.network.to(trainer.fabric.device, trainer.dtype)
     adam = torch.optim.Adam(network.parameters(), timed.lr, fused=device.type in ("cpu", "cuda"))
     feed = trainer.task.feed(
@@ -76,7 +76,7 @@ def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
         (tally.loss.sum() / tally.counts.sum()).backward()
         adam.step()
         seconds.append(clock(device) - started)
-        feed.keep(tree_map(lambda t: t.detach(), output))
+        feed.carry(tree_map(lambda t: t.detach(), output))
     name = " ".join(StudyProgress(setting, wanted=1).label)
     return LoopTime(key_of(setting), name, statistics.median(seconds[1:] or seconds), len(shapes))
 

@@ -1,8 +1,7 @@
-"""Public data for the tasks: where it comes from, how it is checked, and what is read from it.
+"""Public data for the tasks: a registry of files, fetching, checking, and loaders.
 
 Loaders look in the folder given as ``data`` or named by ``$DEEPMEMORY_DATA``, then in the user's cache, which
-``dmu data fetch`` fills. They never reach for the network, and what they read is compared with the registry's
-sha256 before it is used.
+``dmu data fetch`` fills. They never use the network, and compare what they read with the registry's sha256 first.
 """
 
 from __future__ import annotations

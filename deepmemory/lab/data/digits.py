@@ -18,14 +18,14 @@ UNSIGNED_BYTES = 0x08  # idx's type code
 
 
 class Digits(NamedTuple):
-    """Images and what they show."""
+    """Images and their labels."""
 
     images: Tensor  # uint8 (N, 28, 28), 0 is paper and 255 ink
     labels: Tensor  # int64 (N,), 0 to 9
 
 
 def load_digits(data: Path | str | None = None) -> dict[str, Digits]:
-    """``train``, 60,000 digits, and ``test``, 10,000."""
+    """MNIST: 60,000 digits as ``train``, 10,000 as ``test``."""
     train_images, train_labels, test_images, test_labels = (
         parse_idx(files.read(file, data)) for file in dataset("mnist").files
     )
@@ -33,7 +33,7 @@ def load_digits(data: Path | str | None = None) -> dict[str, Digits]:
 
 
 def as_digits(images: Tensor, labels: Tensor) -> Digits:
-    """Images and labels that fit each other."""
+    """Images and labels, checked to match each other."""
     if images.dim() != 3 or labels.shape != images.shape[:1]:
         raise DataError(
             f"expected images (N, rows, columns) and N labels, got {tuple(images.shape)} and {tuple(labels.shape)}"
@@ -44,7 +44,7 @@ def as_digits(images: Tensor, labels: Tensor) -> Digits:
 
 
 def parse_idx(raw: bytes) -> Tensor:
-    """An idx file of unsigned bytes: two zeros, the type, the number of sizes, the sizes, the bytes."""
+    """Read an idx file of unsigned bytes: two zeros, the type, the number of sizes, the sizes, the bytes."""
     if len(raw) < 4 or raw[:3] != bytes((0, 0, UNSIGNED_BYTES)):
         raise DataError(f"not an idx file of unsigned bytes: it starts with {raw[:4].hex(' ') or 'nothing'}")
     head = 4 + 4 * raw[3]

@@ -1,11 +1,11 @@
-"""What may be wrong with data."""
+"""Errors of data files."""
 
 from __future__ import annotations
 
 
 class DataError(ValueError):
-    """Data that is damaged, of another kind than expected, or cannot be had; it is not used."""
+    """Data that is damaged, of another kind than expected, or cannot be fetched; it is not used."""
 
 
 class MissingData(DataError):
-    """No copy is at hand; the message says how to get one."""
+    """There is no copy of a file on this machine; the message says how to get one."""

@@ -1,4 +1,4 @@
-"""Fetches files with pooch: checked, put in place whole or not at all, and resumed where a download was cut off."""
+"""Downloads files with pooch: checked, put in place whole or not at all, and resumed if interrupted."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from deepmemory.lab.data.registry import Dataset, File
 from deepmemory.lab.data.unpacking import zip_member
 from deepmemory.lab.writing import open_own, put, without_links
 
-CHUNK = 2**16  # bytes asked for at a time
+CHUNK = 2**16  # bytes read at a time
 TIMEOUT = 30  # seconds without a byte
 
 NEEDS_POOCH = "fetching data needs pooch: pip install deepmemory[lab]"
 RECORDED = " (the registry knows none; recorded beside the file)"
 
-Progress = Callable[[int, int | None], None]  # told the bytes here so far, and all of them where known
+Progress = Callable[[int, int | None], None]  # called with the bytes so far, and the total where it is known
 
 
 def fetch(file: File, folder: Path, progress: Progress = lambda done, total: None) -> Path:
-    """Bring a file into a data folder from the first address that serves the right one; a good copy stays as it is.
+    """Download a file into a data folder from the first address that serves the right one, unless it is there.
 
-    Until it is whole and checked a download lies in ``.NAME.part``, which the next call goes on from.
+    Until it is complete and checked, a download is in ``.NAME.part``, from which the next call resumes.
     """
     from filelock import FileLock
 
@@ -44,7 +44,7 @@ def fetch(file: File, folder: Path, progress: Progress = lambda done, total: Non
 
 
 def fetch_missing(entry: Dataset, data: Path | str | None = None, bar: bool = True) -> Iterator[Finding]:
-    """Fetch those files of a dataset that are not here into the user's cache; says what became of each."""
+    """Fetch the missing files of a dataset into the user's cache, and yield the outcome for each."""
     cache = files.cache_folder()
     if cache is None:
         raise ModuleNotFoundError(NEEDS_POOCH)
@@ -65,7 +65,7 @@ def fetch_missing(entry: Dataset, data: Path | str | None = None, bar: bool = Tr
 
 @contextmanager
 def progress_bar(title: str, wanted: bool) -> Iterator[Progress]:
-    """A bar on a terminal; nothing elsewhere."""
+    """A progress bar, if ``wanted`` and the output is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -84,13 +84,13 @@ def _retrieve(file: File, path: Path, expected: str | None, progress: Progress) 
         raise ModuleNotFoundError(NEEDS_POOCH) from None
 
     pooch.get_logger().setLevel(logging.WARNING)
-    if expected is None and path.is_file():  # put there by hand: taken, and recorded, if it reads well
+    if expected is None and path.is_file():  # put there by hand: accepted, and recorded, if it can be read
         files.read_copy(file, path)
         return
     failures = []
     for address in file.addresses:
         download = Download(file, path.with_name(f".{path.name}.part"), progress)
-        for _ in range(2):  # a part that cannot be resumed, or came out wrong, is fetched once more from its start
+        for _ in range(2):  # a part that cannot be resumed, or turns out wrong, is fetched again from its start
             try:
                 pooch.retrieve(address, expected, path.name, path.parent, downloader=download)
                 return
@@ -99,23 +99,23 @@ def _retrieve(file: File, path: Path, expected: str | None, progress: Progress) 
                 if not download.resumed or download.part.is_file():
                     break
     reasons = "\n  ".join(failures)
-    raise DataError(f"{file.path} could not be fetched:\n  {reasons}\nA copy by any other way goes into {path.parent}")
+    raise DataError(f"{file.path} could not be fetched:\n  {reasons}\nA copy from elsewhere belongs into {path.parent}")
 
 
 class Download:
-    """What pooch calls to download: goes on with the part that is there, if the server can."""
+    """What pooch calls to download: resumes from a partial file, if the server supports that."""
 
     def __init__(self, file: File, part: Path, progress: Progress) -> None:
         self.file, self.part, self.progress = file, part, progress
         self.limit = file.size or files.LARGEST
-        self.resumed = False  # whether the last call found a part to go on from
+        self.resumed = False  # whether the last call found a partial file
 
     def __call__(self, url: str, output_file: str, pooch: Any) -> None:
-        """Download to the part and, once that is whole, move it to where pooch checks it."""
+        """Download to the partial file and, once that is complete, move it to where pooch checks it."""
         from pooch import HTTPDownloader
 
         if self.file.sha256 is None or self.part.is_symlink():
-            self.part.unlink(missing_ok=True)  # nothing would tell if the two halves were of two releases
+            self.part.unlink(missing_ok=True)  # without a hash, two halves of different releases would go unnoticed
         self.start = self.part.stat().st_size if self.part.is_file() else 0
         self.resumed = self.start > 0
         try:
@@ -133,13 +133,13 @@ class Download:
                 self.part.unlink()
         size = self.part.stat().st_size
         if self.file.size is not None and size < self.file.size:
-            raise OSError(f"only {size} of {self.file.size} bytes came; the next try goes on from there")
+            raise OSError(f"only {size} of {self.file.size} bytes came; the next try resumes from there")
         if self.file.sha256 is None and self.file.member:
-            zip_member(self.part.read_bytes(), self.file.member, files.LARGEST)  # an error page is no archive
+            zip_member(self.part.read_bytes(), self.file.member, files.LARGEST)  # refuses an error page
         os.replace(self.part, output_file)
 
     def see_answer(self, answer: Any, **_: Any) -> None:
-        """A server that sends the whole file, though a rest was asked for, is listened to from the start."""
+        """Start over if the server sends the whole file although only the rest was requested."""
         offered = answer.headers.get("Content-Range", "")
         rest = answer.status_code == 206 and offered.startswith(f"bytes {self.start}-")
         if self.start and (answer.ok or answer.status_code == 416) and not answer.is_redirect and not rest:
@@ -148,13 +148,13 @@ class Download:
                 raise OSError(f"asked for the rest of the file, the server answered {answer.status_code} {offered}")
 
     def begin_again(self) -> None:
-        """Forget the part."""
+        """Empty the partial file."""
         self.stream.seek(0)
         self.stream.truncate()
         self.start = 0
 
     def write(self, chunk: bytes) -> None:
-        """Take bytes from pooch."""
+        """Write bytes that pooch received."""
         done = self.stream.tell() + len(chunk)
         if done > self.limit:
             self.begin_again()
@@ -163,5 +163,5 @@ class Download:
         self.progress(done, self.file.size)
 
     def flush(self) -> None:
-        """Put on the disk what would be lost if the process were killed."""
+        """Write buffered bytes to the file, so that they survive if the process is killed."""
         self.stream.flush()

@@ -1,4 +1,4 @@
-"""Finds local copies and reads them; what differs from the registry is never handed out."""
+"""Finds and reads local copies of files, and refuses those that differ from the registry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LARGEST = 2**26  # bytes read or fetched where the registry knows no size: twice
 
 
 def cache_folder() -> Path | None:
-    """Where fetched files lie, laid out like any data folder; None without pooch, which knows the place."""
+    """The folder of downloaded files, with the layout of any data folder; None without pooch."""
     try:
         import pooch
     except ModuleNotFoundError:
@@ -35,12 +35,12 @@ def data_folder(data: Path | str | None = None) -> Path | None:
 
 
 def folders(data: Path | str | None = None) -> list[Path]:
-    """Where data is looked for, first place first."""
+    """The folders that are searched for data, in order."""
     return [folder for folder in (data_folder(data), cache_folder()) if folder is not None]
 
 
 def find(file: File, data: Path | str | None = None) -> Path | None:
-    """The first copy of a file, good or not."""
+    """The path of the first copy of a file, unchecked; None if there is none."""
     for folder in folders(data):
         for name in file.names:
             if (folder / name).is_file():
@@ -49,7 +49,7 @@ def find(file: File, data: Path | str | None = None) -> Path | None:
 
 
 def read(file: File, data: Path | str | None = None) -> bytes:
-    """What a file holds, unpacked and checked."""
+    """The contents of a file, unpacked and checked."""
     path = find(file, data)
     if path is None:
         looked = ", ".join(map(str, folders(data))) or f"no folder (${VARIABLE} is not set, pooch is not installed)"
@@ -61,7 +61,7 @@ def read(file: File, data: Path | str | None = None) -> bytes:
 
 
 def read_copy(file: File, path: Path) -> bytes:
-    """What one copy holds, unpacked and checked."""
+    """The contents of one copy, unpacked and checked."""
     limit = file.expected_size or LARGEST
     if path.stat().st_size > 2 * limit + 2**20:  # room for other members of an archive
         raise _wrong(path, file, "far too large", digest_of(path), file.sha256)
@@ -86,12 +86,12 @@ def digest_of(path: Path) -> str:
 
 
 def record_path(path: Path) -> Path:
-    """Where the hash of a file is kept that the registry knows none of; ``sha256sum -c`` reads it."""
+    """Where the hash of a file is stored that has none in the registry; ``sha256sum -c`` reads it."""
     return path.with_name(f"{path.name}.sha256")
 
 
 def recorded_digest(file: File, path: Path) -> str | None:
-    """The hash recorded when a copy came that the registry knows no hash of."""
+    """The hash that was recorded when the file was fetched, for a file without one in the registry."""
     if file.sha256 is not None or not record_path(path).is_file():
         return None
     words = record_path(path).read_text(encoding="ascii", errors="replace").split()

@@ -1,4 +1,4 @@
-"""What lies where, and whether it is what it should be."""
+"""Lists and checks the datasets on this machine."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from deepmemory.lab.data.text import load_text
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, or what became of a fetch."""
+    """The outcome of a check or a fetch."""
 
     name: str
-    state: str  # good; unverified: reads well, but nothing says what it should be; missing; damaged; failed
+    state: str  # good; unverified: readable, but without a hash to compare with; missing; damaged; failed
     text: str  # counts, or what is wrong
 
 
 def chosen(names: list[str] | None) -> list[Dataset]:
-    """The datasets named, or all."""
+    """The datasets of these names, or all."""
     return [dataset(name) for name in names or DATASETS]
 
 
 def where(entry: Dataset, data: Path | str | None = None) -> str:
-    """The folders its files lie in; an empty string if one is missing."""
+    """The folders of a dataset's files; an empty string if a file is missing."""
     found = [files.find(file, data) for file in entry.files]
     return "" if None in found else ", ".join(dict.fromkeys(str(path.parent) for path in found if path))
 
 
 def size(entry: Dataset) -> str:
-    """Of the download."""
+    """The size of the download, as text."""
     sizes = [file.size for file in entry.files if file.size is not None]
     return f"{sum(sizes) / 1e6:.1f} MB" if len(sizes) == len(entry.files) else "size unknown"
 
 
 def describe(entry: Dataset, data: Path | str | None = None) -> str:
-    """Some lines for a person."""
+    """A few lines about a dataset: where it is, what it holds, its licence and addresses."""
     place = where(entry, data)
     known = "; ".join(f"{number:,} {what}" for what, number in entry.counts.items()) or "counts unknown"
     hashed = all(file.sha256 for file in entry.files)
@@ -55,7 +55,7 @@ def describe(entry: Dataset, data: Path | str | None = None) -> str:
 
 
 def check(entry: Dataset, data: Path | str | None = None) -> Finding:
-    """Read everything as a task would, and count."""
+    """Read a dataset as its task would, and compare the counts with the registry."""
     try:
         counts = count(entry, data)
     except MissingData as error:
@@ -70,7 +70,7 @@ def check(entry: Dataset, data: Path | str | None = None) -> Finding:
 
 
 def count(entry: Dataset, data: Path | str | None = None) -> dict[str, int]:
-    """What the registry's counts count."""
+    """The counts of a dataset, as the registry lists them."""
     if entry.task == "polymusic":
         music = load_music(entry.name, data)
         pieces = {split: len(rolls) for split, rolls in music.items()}

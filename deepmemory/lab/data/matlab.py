@@ -1,6 +1,6 @@
 """Reads the part of MATLAB's version 5 files that the piano-rolls use: cells of real matrices.
 
-An element is a tag (type and size, 4 bytes each) and its data, padded to 8 bytes; up to 4 bytes of data may stand in
+An element is a tag (type and size, 4 bytes each) and its data, padded to 8 bytes; up to 4 bytes of data may be in
 the tag itself. A matrix element holds further elements: flags, sizes, name, and its numbers in column order, often
 stored in a smaller type than the matrix has. A compressed element is one matrix element in a zlib stream.
 """
@@ -16,7 +16,7 @@ from deepmemory.lab.data.errors import DataError
 from deepmemory.lab.data.unpacking import inflate
 
 HEADER = 128
-LARGEST = 2**28  # bytes that all compressed elements of a file may come to
+LARGEST = 2**28  # bytes that all compressed elements of a file may unpack to
 COMPRESSED, MATRIX, INT8, INT32, UINT32 = 15, 14, 1, 5, 6  # types of elements
 STORED = {1: "i1", 2: "u1", 3: "<i2", 4: "<u2", 5: "<i4", 6: "<u4", 7: "<f4", 9: "<f8"}
 CELL, NUMERIC = 1, range(6, 14)  # classes of matrices: double to uint32
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def read_cells(raw: bytes) -> dict[str, list[Array]]:
-    """Every variable of a file: its name and the matrices in its cells."""
+    """The variables of a file by name: the matrices in their cells."""
     if len(raw) < HEADER or not raw.startswith(b"MATLAB 5.0 MAT-file"):
         raise DataError("not a MATLAB version 5 file")
     if raw[124:128] != b"\x00\x01IM":
@@ -61,7 +61,7 @@ def read_cell_array(data: memoryview) -> tuple[str, list[Array]]:
 
 
 def read_matrix(data: memoryview) -> Array:
-    """One real matrix, in the type its numbers are stored in."""
+    """One real matrix, in the type that its numbers are stored in."""
     elements = Elements(data)
     kind, (rows, columns), _ = read_head(elements)
     if kind not in NUMERIC:
@@ -92,7 +92,7 @@ def read_head(elements: Elements) -> tuple[int, tuple[int, int], str]:
 
 
 class Elements:
-    """The elements in a stretch of bytes, one after another, never past its end."""
+    """Reads the elements in a range of bytes one after another, never past its end."""
 
     def __init__(self, data: memoryview, padded: bool = True) -> None:
         self.data, self.padded, self.at = data, padded, 0

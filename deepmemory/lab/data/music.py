@@ -14,7 +14,7 @@ from deepmemory.lab.data.registry import dataset, names_for
 from deepmemory.lab.settings import check_choice
 
 KEYS = 88  # of a piano
-SPLITS = {"train": "traindata", "valid": "validdata", "test": "testdata"}  # our names, the file's
+SPLITS = {"train": "traindata", "valid": "validdata", "test": "testdata"}  # our names, and those in the file
 
 
 def load_music(name: str = "nottingham", data: Path | str | None = None) -> dict[str, list[Tensor]]:

@@ -1,4 +1,4 @@
-"""Sentences in English and another language."""
+"""Pairs of sentences in English and another language."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from deepmemory.lab.data.errors import DataError
 from deepmemory.lab.data.registry import dataset, names_for
 from deepmemory.lab.settings import check_choice
 
-START, END = 0, 1  # numbers of the words that open and close every sentence
+START, END = 0, 1  # ids of the words that open and close every sentence
 SPECIAL = ("<start>", "<end>")
-PUNCTUATION = frozenset("?.!,¿")  # words of their own; every other sign becomes white space, ¡ too
+PUNCTUATION = frozenset("?.!,¿")  # tokens of their own; every other sign becomes white space, ¡ too
 LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
-# Of a text that may be any file; the largest release so far, German of 2018, is a third of these at most.
+# Limits, since the text may be any file; the largest release in the registry, German of 2018, has a third at most.
 MOST_LINES = 2**19
 LONGEST_LINE = 2**12  # characters
-MOST_WORDS, MOST_KINDS = 2**22, 2**18  # of one language: all of them, and different ones
+MOST_WORDS, MOST_KINDS = 2**22, 2**18  # of one language: in all, and in the vocabulary
 LARGEST = 2**25  # numbers in one padded tensor, which takes 256 MB
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Sentences of one language as numbers of words."""
+    """Sentences of one language as ids of words."""
 
     ids: Tensor  # int64 (N, longest); each row START, words, END, and END again as padding
     lengths: Tensor  # int64 (N,), START and END counted
-    words: tuple[str, ...]  # word i has number i: the two special ones, then most frequent first, then by code points
+    words: tuple[str, ...]  # word i has id i: the two special ones, then most frequent first, then by code points
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Row i of both languages says the same."""
+    """Sentences in two languages: row i of both has the same meaning."""
 
     language: str
     foreign: Sentences
     english: Sentences
-    sha256: str  # of the whole text the pairs were read from: tells releases apart
+    sha256: str  # of the whole file, which identifies the release
 
 
 def load_pairs(name: str = "spanish", limit: int | None = None, data: Path | str | None = None) -> Pairs:
@@ -57,7 +57,7 @@ def load_pairs(name: str = "spanish", limit: int | None = None, data: Path | str
 
 
 def parse_pairs(raw: bytes, language: str, limit: int | None = None, header: int = 0) -> Pairs:
-    """Lines of English, a tab, the other language, and maybe another tab and what is ignored.
+    """Read lines of English, a tab, the other language, and optionally another tab and text that is ignored.
 
     ``header`` is the number of lines before the first pair.
     """
@@ -86,7 +86,7 @@ def parse_pairs(raw: bytes, language: str, limit: int | None = None, header: int
 
 
 def split_all(sentences: list[str]) -> list[list[str]]:
-    """The words of each sentence; words that are the same share their memory."""
+    """The words of each sentence; equal words share their memory."""
     known: dict[str, str] = {}
     found, count = [], 0
     for sentence in sentences:
@@ -101,7 +101,7 @@ def split_all(sentences: list[str]) -> list[list[str]]:
 
 
 def as_sentences(sentences: list[list[str]]) -> Sentences:
-    """Numbers for all words, one row for each sentence."""
+    """Ids of all words, one row for each sentence."""
     counts = Counter(chain.from_iterable(sentences))
     words = (*SPECIAL, *vocabulary.in_order(counts))
     numbers = {word: number for number, word in enumerate(words)}
@@ -117,7 +117,7 @@ def as_sentences(sentences: list[list[str]]) -> Sentences:
 
 
 def split_words(sentence: str) -> list[str]:
-    """Lower-cased, accents stripped, punctuation split off, all other signs dropped.
+    """The words of a sentence: lower case, no accents, punctuation split off, all other signs dropped.
 
     >>> split_words("¡Hola! ¿Cómo está usted, Sr. O'Neill?")
     ['hola', '!', '¿', 'como', 'esta', 'usted', ',', 'sr', '.', 'o', 'neill', '?']
@@ -126,7 +126,7 @@ def split_words(sentence: str) -> list[str]:
 
 
 class _Spelling(dict[int, str]):
-    """What becomes of each character, worked out when it is first met."""
+    """The replacement of each character, computed when it is first needed."""
 
     def __missing__(self, code: int) -> str:
         parts = unicodedata.normalize("NFD", chr(code).lower())

@@ -1,9 +1,9 @@
 """The public data that the tasks read: addresses, hashes, counts and licences.
 
-A hash is known for every file but the Portuguese pairs: their address serves the newest release, and none was at
-hand to look at. The first fetch records the hash of what came in ``por-eng.zip.sha256`` beside the file; from then on
-that hash is the expected one, until both files are deleted to take a newer release. A copy in a data folder without
-such a record is read, and ``dmu data check`` calls it unverified.
+Every file has a hash except the Portuguese pairs: their address serves the newest release, and none was available
+when this was written. The first fetch records the hash of that file in ``por-eng.zip.sha256`` beside it; from then on
+that hash is expected, until both files are deleted to fetch a newer release. A copy in a data folder without such a
+record is read, and ``dmu data check`` calls it unverified.
 """
 
 from __future__ import annotations

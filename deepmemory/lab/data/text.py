@@ -13,27 +13,27 @@ from deepmemory.lab.data import files, vocabulary
 from deepmemory.lab.data.errors import DataError
 from deepmemory.lab.data.registry import dataset
 
-EOS = "<eos>"  # stands at the end of every line
+EOS = "<eos>"  # the word at the end of every line
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Text as numbers of words."""
+    """A text as ids of words."""
 
     train: Tensor  # int64 (tokens,)
     valid: Tensor  # likewise
     test: Tensor  # likewise
-    words: tuple[str, ...]  # word i has number i: most frequent in ``train`` first, then by code points
+    words: tuple[str, ...]  # word i has id i: most frequent in ``train`` first, then by code points
 
 
 def load_text(data: Path | str | None = None) -> Corpus:
-    """The Penn Treebank in the form of Mikolov and Zaremba: 10,000 words, the end of a line is one of them."""
+    """The Penn Treebank in the form of Mikolov and Zaremba: 10,000 words, of which the end of a line is one."""
     train, valid, test = (tokens(files.read(file, data)) for file in dataset("ptb").files)
     return as_corpus(train, valid, test)
 
 
 def tokens(raw: bytes) -> list[str]:
-    """Words between white space; :data:`EOS` after every line."""
+    """The words between white space, and :data:`EOS` after every line."""
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -46,7 +46,7 @@ def tokens(raw: bytes) -> list[str]:
 
 
 def as_corpus(train: list[str], valid: list[str], test: list[str]) -> Corpus:
-    """Numbers for words that all occur in ``train``."""
+    """Texts as ids of words, all of which must occur in ``train``."""
     words = vocabulary.in_order(Counter(train))
     numbers = {word: number for number, word in enumerate(words)}
 

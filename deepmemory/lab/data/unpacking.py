@@ -1,4 +1,4 @@
-"""Takes files out of gzip and zip, in memory and within a bound on what comes out."""
+"""Unpacks gzip and zip files in memory, with a limit on the size of the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def inflate(packed: bytes | memoryview, limit: int, wbits: int = zlib.MAX_WBITS) -> tuple[bytes, bytes]:
-    """One whole zlib stream of at most ``limit`` bytes, and what stands after it."""
+    """One whole zlib stream of at most ``limit`` bytes, and the bytes after it."""
     stream = zlib.decompressobj(wbits)
     try:
         contents = stream.decompress(packed, limit + 1)
@@ -28,17 +28,17 @@ def inflate(packed: bytes | memoryview, limit: int, wbits: int = zlib.MAX_WBITS)
 
 
 def gunzip_if_packed(raw: bytes, limit: int) -> bytes:
-    """What a gzip file holds; anything else as it is."""
+    """The contents of a gzip file; anything else unchanged."""
     if not raw.startswith(GZIP_MAGIC):
         return raw
     contents, rest = inflate(raw, limit, 16 + zlib.MAX_WBITS)
     if rest:
-        raise DataError("something stands after the compressed data")
+        raise DataError("there are bytes after the compressed data")
     return contents
 
 
 def zip_member(raw: bytes, member: str, limit: int) -> bytes:
-    """The one file of that name in a zip, in whatever folder it lies.
+    """The one file of that name in a zip archive, in any folder.
 
     Nothing is written anywhere; an archive with a name that leads out of its folder is refused all the same.
     """
@@ -70,6 +70,6 @@ def zip_member(raw: bytes, member: str, limit: int) -> bytes:
 
 
 def leads_outside(name: str) -> bool:
-    """Whether unpacking that name could write outside the folder it is unpacked in."""
+    """Whether unpacking a file of that name could write outside of the target folder."""
     parts = name.replace("\\", "/").split("/")
     return parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name

@@ -1,4 +1,4 @@
-"""Words and their numbers, the same on every machine."""
+"""The order of words in a vocabulary, the same on every machine."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from collections import Counter
 
 
 def in_order(counts: Counter[str]) -> list[str]:
-    """The most frequent word first; of equally frequent ones, the one with the smaller code points."""
+    """Words by frequency, most frequent first, then by code points."""
     return sorted(counts, key=lambda word: (-counts[word], word))

@@ -79,7 +79,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The contents of a checkpoint that is unchanged since it was written and lies in the folder of its own study."""
+    """The contents of a checkpoint that is unchanged since it was written and in the folder of its own study."""
     from safetensors import safe_open
 
     if path.exists() and not path.is_file():

@@ -1,6 +1,6 @@
 """The database of an output folder: studies, runs, epochs and measures in SQLite, safe from crashes.
 
-Everything lies under one folder::
+Everything is in one folder::
 
     records.sqlite                     all numbers; reports need nothing else
     checkpoints/STUDY/runs-0.safetensors   weights and optimiser state, to resume from

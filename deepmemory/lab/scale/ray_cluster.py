@@ -27,17 +27,19 @@ import torch
 from deepmemory.lab.records import Records, Run, checkpoint_bytes, load_checkpoint, provenance, write_whole
 from deepmemory.lab.settings import Launcher, Machine, Setting
 from deepmemory.lab.training import loop
+from deepmemory.lab.training.group import checkpoint_of, fresh_group, group_from_checkpoint
 from deepmemory.lab.training.loop import Epoch
 from deepmemory.lab.training.progress import Display
 from deepmemory.lab.training.studies import (
     RUNS_PER_THREAD,
-    SavingTimes,
+    CheckpointSchedule,
     Tracker,
     finish_recorded,
     is_done,
     recorded_runs,
     usable_checkpoints,
 )
+from deepmemory.lab.training.trainer import make_trainer
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
 try:
@@ -341,21 +343,21 @@ def train_group(
 ) -> Iterator[Message]:
     """Train a group to its end; runs on a worker and sends a message after every epoch."""
     torch.set_num_threads(machine.threads or threads)
-    trainer = loop.make_trainer(setting, machine)
+    trainer = make_trainer(setting, machine)
     if checkpoint is None:
-        group = loop.fresh_group(trainer, seeds)
+        group = fresh_group(trainer, seeds)
     else:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "runs.safetensors"
             path.write_bytes(checkpoint)
-            group = loop.group_from_checkpoint(trainer, *load_checkpoint(path))
+            group = group_from_checkpoint(trainer, *load_checkpoint(path))
     worker = f"process {os.getpid()} on {platform.node()}, node {ray.get_runtime_context().get_node_id()}"
     yield Started(trainer.series, provenance(str(trainer.fabric.device), machine.engine), worker, group.epoch)
-    times = SavingTimes()
+    schedule = CheckpointSchedule()
     for epoch in loop.train(trainer, group):
         states = dict(zip(group.seeds, group.state, strict=True))
         best_epochs = dict(zip(group.seeds, group.best_epoch, strict=True))
-        data = checkpoint_bytes(*loop.checkpoint_of(group), study) if (due := times.due(trainer, group)) else None
-        with times.saving() if due else nullcontext():
+        data = checkpoint_bytes(*checkpoint_of(group), study) if (due := schedule.due(trainer, group)) else None
+        with schedule.saving() if due else nullcontext():
             yield EpochFinished(epoch, states, best_epochs, len(group.training), data)
-    yield Finished(loop.end_states(group), loop.test(trainer, group))
+    yield Finished(group.end_states, loop.test(trainer, group))

@@ -8,7 +8,7 @@ from functools import lru_cache
 from deepmemory.lab.data import load_digits, load_music, load_pairs, load_text
 from deepmemory.lab.settings import DEFAULTS, Setting
 from deepmemory.lab.tasks.adding import Adding
-from deepmemory.lab.tasks.batch import SPLITS, Batch, Feed, Shape, Tally, Task
+from deepmemory.lab.tasks.batch import FORMATS, SPLITS, Batch, Feed, Shape, Tally, Task
 from deepmemory.lab.tasks.natlang import NatLang
 from deepmemory.lab.tasks.noisy_sequence import NoisySequence
 from deepmemory.lab.tasks.pixel_mnist import PixelMNIST
@@ -18,6 +18,7 @@ from deepmemory.lab.tasks.temporal_order import TemporalOrder
 from deepmemory.lab.tasks.translation import Translation
 
 __all__ = [
+    "FORMATS",
     "TASK_CLASSES",
     "Adding",
     "Batch",

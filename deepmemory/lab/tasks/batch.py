@@ -1,4 +1,4 @@
-"""What a task is to the training loop."""
+"""What a task is to the training loop: its network, its batches, and how outputs are measured."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.training import random_streams
+from deepmemory.lab.training.random_streams import TEST, TRAINING, VALIDATION
 
-SPLITS = {random_streams.TRAINING: "train", random_streams.VALIDATION: "valid", random_streams.TEST: "test"}
-Shard = tuple[int, int]  # this process and how many there are: each takes its part of the sequences of every batch
+SPLITS = {TRAINING: "train", VALIDATION: "valid", TEST: "test"}
+FORMATS = {"loss": ".4f", "perplexity": ".2f", "accuracy": ".4f"}  # of measures, with digits that tell epochs apart
+Shard = tuple[int, int]  # this process, and how many there are: each takes its part of the sequences of every batch
 WHOLE: Shard = (0, 1)
 Shape = tuple[int, ...]  # time steps of a batch; batches of one shape are made by the same operations
 
 
 class Batch(NamedTuple):
-    """What R runs read at one step, B sequences each, and what their answers are held against."""
+    """The inputs of R runs at one step, B sequences each, and the targets of their outputs."""
 
-    inputs: tuple[Any, ...]  # of the network; Feed.in_dims tells which ones every run has for itself
-    target: Tensor  # (R, B, ...), or (1, B, ...) where all runs have the same
-    real: Tensor | None = None  # like target without its features: what counts; None is everything
+    inputs: tuple[Any, ...]  # of the network; Feed.in_dims says which of them differ between runs
+    target: Tensor  # (R, B, ...), or (1, B, ...) where it is the same for all runs
+    real: Tensor | None = None  # like target without its features: true where it counts; None is everywhere
 
 
 class Tally(NamedTuple):
-    """Sums over what counts, for each run and sequence: (R, B)."""
+    """Sums over everything that counts, for each run and sequence: (R, B)."""
 
     loss: Tensor
     counts: Tensor
-    correct: Tensor | None = None  # answers that are right
+    correct: Tensor | None = None  # outputs that are correct
 
 
 class Feed(Protocol):
@@ -37,52 +38,52 @@ class Feed(Protocol):
 
     in_dims: tuple[int | None, ...]  # of the inputs under vmap: 0 where runs differ, None where they share
 
-    memory: list[Tensor]  # what ``keep`` changes
+    memory: list[Tensor]  # what ``carry`` changes
 
     def plan(self, epoch: int) -> list[Shape]:
-        """Lay everything out for an epoch (from 0) and tell the shape of each of its batches."""
+        """Prepare an epoch (from 0) and return the shape of each of its batches."""
 
     def batch(self, step: Tensor | int, shape: Shape) -> Batch:
-        """One batch, by its number in the epoch; asks the device for nothing that the host would wait for."""
+        """One batch, by its number in the epoch; never makes the host wait for the device."""
 
-    def keep(self, output: Any) -> None:
-        """What the network gave for the last batch, for feeds whose next input depends on it."""
+    def carry(self, output: Any) -> None:
+        """Take over the output for the last batch, where the next input depends on it."""
 
 
 class Task(Protocol):
     """Data, network, loss and measures."""
 
-    measures: ClassVar[tuple[str, ...]]  # beside the loss: perplexity, accuracy
-    every_epoch: ClassVar[bool]  # whether an epoch is measured on all splits, as for the tables, or on validation alone
+    measures: ClassVar[tuple[str, ...]]  # besides the loss: perplexity, accuracy
+    every_epoch: ClassVar[bool]  # whether an epoch is measured on all splits, as for the tables, or on validation only
 
     @property
-    def numbers(self) -> int:
-        """Numbers in the largest tensor that one sequence needs; more sequences at once need more memory."""
+    def largest_tensor(self) -> int:
+        """How many numbers the largest tensor has that one sequence needs; it limits how many are evaluated at once."""
 
     def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
-        """One run's network with fresh weights."""
+        """The network of one run, with new weights."""
 
     def feed(
-        self, split: int, setting: Setting, seeds: Tensor, at_once: int, dtype: torch.dtype, shard: Shard = WHOLE
+        self, split: int, setting: Setting, seeds: Tensor, batch_size: int, dtype: torch.dtype, shard: Shard = WHOLE
     ) -> Feed:
-        """``random_streams.TRAINING``, ``VALIDATION`` or ``TEST`` for the runs of these seeds, on the seeds' device."""
+        """The split ``TRAINING``, ``VALIDATION`` or ``TEST`` for the runs of these seeds, on the seeds' device."""
 
     def tally(self, output: Any, batch: Batch) -> Tally:
-        """Loss and right answers of what the network gave, (R, B, ...)."""
+        """Loss and correct outputs, from the network's output (R, B, ...)."""
 
 
-def counted(losses: Tensor, batch: Batch, right: Tensor | None = None) -> Tally:
-    """Sums over time of what counts: everything (R, B, T)."""
+def counted(losses: Tensor, batch: Batch, hits: Tensor | None = None) -> Tally:
+    """Sums over time of everything that counts, from losses and ``hits`` (1 where an output is correct), (R, B, T)."""
     real = torch.ones_like(losses) if batch.real is None else batch.real.to(losses.dtype).expand_as(losses)
-    return Tally((losses * real).sum(-1), real.sum(-1), None if right is None else (right * real).sum(-1))
+    return Tally((losses * real).sum(-1), real.sum(-1), None if hits is None else (hits * real).sum(-1))
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Of each answer: output (..., classes), target (...)."""
+    """The cross-entropy of each output (..., classes) for its target (...)."""
     flat = nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
     return flat.view(target.shape)
 
 
 def correct(output: Tensor, target: Tensor) -> Tensor:
-    """1 where the likeliest class is the right one, else 0."""
+    """1 where the class with the highest output is the target, else 0."""
     return (output.argmax(-1) == target).to(output.dtype)

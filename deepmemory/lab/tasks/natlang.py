@@ -1,4 +1,4 @@
-"""Language: which word comes next in the Penn Treebank?"""
+"""Language: predicts the next word of the Penn Treebank."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from deepmemory.lab.training.network import WordNetwork, tensors_in, zero_state
 class NatLang:
     """A text cut into as many streams as a batch has rows, read side by side in windows.
 
-    The state goes on from window to window, without gradients, and starts at zero in every epoch and evaluation.
-    All words of a split but its very first are predicted, each once. A perplexity is the mean over windows of
-    exp(cross-entropy), as the authors take it; exp(loss) is the usual one.
+    The state is carried from window to window, without gradients, and starts at zero in every epoch and evaluation.
+    All words of a split except its first are predicted, each once. The perplexity is the mean over windows of
+    exp(cross-entropy), as in the authors' code; exp(loss) is the usual one.
     """
 
     measures: ClassVar[tuple[str, ...]] = ("perplexity",)
     every_epoch: ClassVar[bool] = True
 
     def __init__(self, corpus: Corpus, limit: int = 0) -> None:
-        """``limit``: the first so many words of each split; 0 is all."""
+        """``limit`` is the number of words read from the start of each split; 0 reads all."""
         self.words = corpus.words
         self.input_size = self.output_size = len(corpus.words)
-        self.numbers = 1  # windows have one size
+        self.largest_tensor = 1  # windows have one size
         texts = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
         self.texts = OnDevice({split: text[: limit or None] for split, text in texts.items()})
 
     def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
-        """Embedding, recurrent block, a dense layer and the words."""
+        """Embedding, recurrent block, a dense layer and an output for each word."""
         return WordNetwork(setting, self, engine)
 
     def feed(
-        self, split: int, setting: Setting, seeds: Tensor, at_once: int, dtype: torch.dtype, shard: Shard = WHOLE
+        self, split: int, setting: Setting, seeds: Tensor, batch_size: int, dtype: torch.dtype, shard: Shard = WHOLE
     ) -> Feed:
         """The same text for every run."""
         return WindowFeed(self.texts.on(seeds.device)[SPLITS[split]], setting, len(seeds), dtype, shard)
@@ -50,7 +50,7 @@ class NatLang:
 
 
 class WindowFeed:
-    """Windows of a text, in their order, with the state that the one before ended with."""
+    """Windows of a text, in order, each with the state after the one before."""
 
     in_dims: tuple[int | None, ...] = (None, 0)
 
@@ -63,20 +63,20 @@ class WindowFeed:
         self.memory = tensors_in(self.state)
 
     def plan(self, epoch: int) -> list[Shape]:
-        """From the beginning, where the state is zero."""
+        """Start again from the beginning, with a zero state."""
         for tensor in self.memory:
             tensor.zero_()
         return [(self.window,)] * -(-self.length // self.window)
 
     def batch(self, step: Tensor | int, shape: Shape) -> Batch:
-        """Words (B, T) and the words after them."""
+        """Words (B, T), and as targets the words after them."""
         at = step * self.window + torch.arange(self.window + 1, device=self.text.device)
         words = self.text[(self.starts + at).clamp(max=len(self.text) - 1)]
         real = (at[:-1] < self.length) & (self.starts + at[:-1] < len(self.text) - 1)
         return Batch((words[:, :-1], self.state), words[None, :, 1:], real[None])
 
-    def keep(self, output: Any) -> None:
-        """The state, in the memory of the one before."""
+    def carry(self, output: Any) -> None:
+        """Copy the state to where the next batch reads it."""
         _, state = output
         for old, new in zip(self.memory, tensors_in(state), strict=True):
             old.copy_(new.detach())

@@ -1,4 +1,4 @@
-"""Noisy sequence: which of two symbols stood at the start, a hundred steps of noise ago?"""
+"""Noisy sequence: recalls the first of a hundred symbols, after which there is only noise."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from deepmemory.lab.tasks.batch import correct
-from deepmemory.lab.tasks.synthetic import Drawn, Sequences, classification_losses, one_hot, positions
-from deepmemory.lab.training import random_streams
+from deepmemory.lab.tasks.synthetic import Sequences, SyntheticTask, classification_losses, one_hot, positions
+from deepmemory.lab.training.random_streams import NOISE, below, derive
 
-RESERVED = 2  # symbols 0 and 1 stand at the start, and only there
+RESERVED = 2  # symbols 0 and 1 are at the start, and only there
 
 
 @dataclass(frozen=True)
-class NoisySequence(Drawn):
+class NoisySequence(SyntheticTask):
     """One-hot symbols, as many as time steps: one of two reserved ones, then noise from all the others.
 
-    The target is the first symbol. ``fixed`` draws the noise once, before the experiment, as the paper's text
-    has it; otherwise every sequence has its own, as in the authors' code.
+    The target is the first symbol. With ``fixed``, the noise is drawn once, before the experiment, as in the paper's
+    text; otherwise every sequence has its own, as in the authors' code.
     """
 
     longest: int = 100
@@ -31,33 +31,33 @@ class NoisySequence(Drawn):
 
     @property
     def input_size(self) -> int:
-        """One symbol for each time step."""
+        """The number of symbols, which is that of the time steps."""
         return self.longest
 
     @property
     def output_size(self) -> int:
-        """Any symbol may be answered."""
+        """The number of symbols."""
         return self.longest
 
     def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
-        target = random_streams.below(random_streams.derive(keys, 0), RESERVED)
-        of_noise = derive_fixed(keys) if self.fixed else random_streams.derive(keys, 1)
+        target = below(derive(keys, 0), RESERVED)
+        of_noise = derive_fixed(keys) if self.fixed else derive(keys, 1)
         time = positions(self.longest, keys)  # (1, T, 1); symbols are (R, T, B)
-        noise = RESERVED + random_streams.below(random_streams.derive(of_noise[:, None], time), self.longest - RESERVED)
+        noise = RESERVED + below(derive(of_noise[:, None], time), self.longest - RESERVED)
         symbols = torch.where(time == 0, target[:, None], noise)
         x = one_hot(symbols, self.longest, dtype)
         return Sequences(x.transpose(1, 2), None, target)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy of each sequence."""
+        """The cross-entropy of each sequence."""
         return classification_losses(output, target)
 
-    def right(self, output: Tensor, target: Tensor) -> Tensor:
-        """Accuracy of the likeliest symbol."""
+    def correct(self, output: Tensor, target: Tensor) -> Tensor:
+        """1 where the symbol with the highest output is the target, else 0."""
         return correct(output, target)
 
 
 def derive_fixed(keys: Tensor) -> Tensor:
-    """The one key of the fixed noise, in the place of every sequence's own."""
-    return random_streams.derive(torch.zeros_like(keys), random_streams.NOISE)
+    """The key of the fixed noise, in place of every sequence's own."""
+    return derive(torch.zeros_like(keys), NOISE)

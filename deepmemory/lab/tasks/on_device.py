@@ -1,4 +1,4 @@
-"""Data that is copied to a device once and read from there."""
+"""Data that is copied to a device once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from torch import Tensor
 
 
 class OnDevice:
-    """Tensors by name, on the CPU and on every device that asked for them."""
+    """Tensors by name, on the CPU and on every device where they were needed."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.copies = {torch.device("cpu"): tensors}
 
     def on(self, device: torch.device) -> dict[str, Tensor]:
-        """The same on this device."""
+        """The tensors on this device, copied when they are first needed there."""
         if device not in self.copies:
             self.copies[device] = {name: tensor.to(device) for name, tensor in self.copies[torch.device("cpu")].items()}
         return self.copies[device]

@@ -1,4 +1,4 @@
-"""Polyphonic music: which of 88 keys sound next?"""
+"""Polyphonic music: predicts which of 88 keys sound next."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from deepmemory.lab.data.music import KEYS
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, counted
 from deepmemory.lab.tasks.on_device import OnDevice
-from deepmemory.lab.tasks.sequences import NOBODY, OrderedFeed, ShuffledFeed
-from deepmemory.lab.training import random_streams
+from deepmemory.lab.tasks.sequences import PADDING, OrderedFeed, ShuffledFeed
 from deepmemory.lab.training.network import StepwiseNetwork
+from deepmemory.lab.training.random_streams import TRAINING
 
 
 class PolyMusic:
-    """Piano-rolls: from the frames so far, the keys of the next frame.
+    """Piano-rolls: predicts the keys of the next frame from the frames so far.
 
     The loss is the cross-entropy of every key, summed over the keys and averaged over the frames of a batch, or of
     all pieces where it is measured.
@@ -29,14 +29,14 @@ class PolyMusic:
     input_size = output_size = KEYS
 
     def __init__(self, pieces: dict[str, list[Tensor]], limit: int = 0) -> None:
-        """``limit``: the first so many pieces of each split; 0 is all."""
+        """``limit`` is the number of pieces read from the start of each split; 0 reads all."""
         self.pieces = {split: of_split[: limit or None] for split, of_split in pieces.items()}
         self.rolls = OnDevice({split: torch.cat(of_split) for split, of_split in self.pieces.items()})
         self.starts = OnDevice({split: starts_of(of_split) for split, of_split in self.pieces.items()})
 
     @cached_property
-    def numbers(self) -> int:
-        """One key's activity over a whole piece, 88 times."""
+    def largest_tensor(self) -> int:
+        """The size of the longest piece."""
         return KEYS * max(len(piece) for pieces in self.pieces.values() for piece in pieces)
 
     def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
@@ -44,16 +44,16 @@ class PolyMusic:
         return StepwiseNetwork(setting, self, engine)
 
     def feed(
-        self, split: int, setting: Setting, seeds: Tensor, at_once: int, dtype: torch.dtype, shard: Shard = WHOLE
+        self, split: int, setting: Setting, seeds: Tensor, batch_size: int, dtype: torch.dtype, shard: Shard = WHOLE
     ) -> Feed:
-        """Pieces of one split."""
+        """The pieces of one split."""
         name = SPLITS[split]
-        frames = torch.tensor([len(piece) - 1 for piece in self.pieces[name]])  # the last one is no input
+        frames = torch.tensor([len(piece) - 1 for piece in self.pieces[name]])  # the last one is never an input
         rolls, starts = self.rolls.on(seeds.device)[name], self.starts.on(seeds.device)[name]
 
         def make(items: Tensor, shape: Shape) -> Batch:
-            """Pieces (R, B) as frames and the frames after them, (R, B, T, keys)."""
-            lengths = torch.where(items == NOBODY, 0, (starts[items + 1] - starts[items] - 1))
+            """Frames of pieces (R, B), and as targets the frames after them, (R, B, T, keys)."""
+            lengths = torch.where(items == PADDING, 0, (starts[items + 1] - starts[items] - 1))
             time = torch.arange(shape[0] + 1, device=items.device)[:, None]
             at = starts[items.clamp(min=0)][:, None] + time  # [R, T + 1, B]
             sound = rolls[at.clamp(max=len(rolls) - 1)].to(dtype)
@@ -61,13 +61,15 @@ class PolyMusic:
             x = sound[:, :-1] * real[..., None]
             return Batch((x.transpose(1, 2), lengths), sound[:, 1:].transpose(1, 2), real.transpose(1, 2))
 
-        if split == random_streams.TRAINING:
-            return ShuffledFeed(make, torch.arange(len(frames))[None], [frames], seeds, at_once, inputs=2, shard=shard)
-        by_length = frames.argsort()[None]  # every frame counts the same, so the order is free; short pieces end soon
+        if split == TRAINING:
+            return ShuffledFeed(
+                make, torch.arange(len(frames))[None], [frames], seeds, batch_size, inputs=2, shard=shard
+            )
+        by_length = frames.argsort()[None]  # all frames count the same, so the order is free
         return OrderedFeed(make, by_length, [frames], seeds.device, setting.batch, inputs=2)
 
     def tally(self, output: tuple[Tensor, object], batch: Batch) -> Tally:
-        """Every real frame counts once."""
+        """Each real frame counts once."""
         logits, _ = output
         target = batch.target.expand_as(logits)
         losses = nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1)
@@ -75,5 +77,5 @@ class PolyMusic:
 
 
 def starts_of(pieces: list[Tensor]) -> Tensor:
-    """Where each piece begins in the frames of all, and where the last one ends."""
+    """The index of each piece's first frame among those of all pieces, and the end of the last one."""
     return torch.tensor([0] + [len(piece) for piece in pieces]).cumsum(0)

@@ -1,4 +1,4 @@
-"""What the three synthetic tasks share: sequences are drawn, never stored, and answered once, at their end."""
+"""The common part of the synthetic tasks: generated sequences, with one output after the last step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally
-from deepmemory.lab.training import random_streams
-from deepmemory.lab.training.network import Network
+from deepmemory.lab.training.network import LastStateNetwork
+from deepmemory.lab.training.random_streams import TRAINING, VALIDATION, below, sequence_keys
 
 
 class Sequences(NamedTuple):
@@ -22,8 +22,8 @@ class Sequences(NamedTuple):
     target: Tensor  # (R, B)
 
 
-class Drawn(Protocol):
-    """A task whose sequences follow from keys."""
+class SyntheticTask(Protocol):
+    """A task whose sequences are generated from keys."""
 
     measures: ClassVar[tuple[str, ...]] = ("accuracy",)
     every_epoch: ClassVar[bool] = False
@@ -46,47 +46,47 @@ class Drawn(Protocol):
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Loss of each sequence: output (..., output_size), target (...)."""
 
-    def right(self, output: Tensor, target: Tensor) -> Tensor:
-        """1 for each sequence that was answered right, else 0."""
+    def correct(self, output: Tensor, target: Tensor) -> Tensor:
+        """1 for each sequence whose output is correct, else 0."""
 
     @property
-    def numbers(self) -> int:
-        """The input is the largest tensor."""
+    def largest_tensor(self) -> int:
+        """The size of the input."""
         return self.longest * self.input_size
 
     def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
         """A recurrent block and a linear layer on its last state."""
-        return Network(setting, self, engine)
+        return LastStateNetwork(setting, self, engine)
 
     def feed(
-        self, split: int, setting: Setting, seeds: Tensor, at_once: int, dtype: torch.dtype, shard: Shard = WHOLE
+        self, split: int, setting: Setting, seeds: Tensor, batch_size: int, dtype: torch.dtype, shard: Shard = WHOLE
     ) -> Feed:
-        """Fresh sequences at every step for training; for validation and test those that all runs and studies share."""
-        if split == random_streams.TRAINING:
+        """New sequences at every step for training; for validation and test, the same for all runs and studies."""
+        if split == TRAINING:
             return FreshFeed(self, seeds, setting.batch, setting.steps, dtype, shard)
         return FixedFeed(
             self,
             split,
-            setting.validation if split == random_streams.VALIDATION else setting.test,
-            at_once,
+            setting.validation if split == VALIDATION else setting.test,
+            batch_size,
             seeds.device,
             dtype,
         )
 
     def tally(self, output: Tensor, batch: Batch) -> Tally:
-        """Every sequence counts once."""
+        """Each sequence counts once."""
         target = batch.target.expand(output.shape[:-1])
         losses = self.losses(output, target)
-        return Tally(losses, torch.ones_like(losses), self.right(output, target))
+        return Tally(losses, torch.ones_like(losses), self.correct(output, target))
 
 
 @dataclass
 class FreshFeed:
-    """Sequences that nobody has seen, by (seed of the run, number of the step)."""
+    """New sequences at every step, which follow from (seed of the run, number of the step)."""
 
-    task: Drawn
+    task: SyntheticTask
     seeds: Tensor
-    at_once: int
+    batch_size: int
     steps: int
     dtype: torch.dtype
     shard: Shard
@@ -98,61 +98,61 @@ class FreshFeed:
         self.first = torch.zeros((), dtype=torch.int64, device=self.seeds.device)
 
     def plan(self, epoch: int) -> list[Shape]:
-        """All batches have one shape."""
+        """Start an epoch; all batches have one shape."""
         self.first.fill_(epoch * self.steps)
         return [(self.task.longest,)] * self.steps
 
     def batch(self, step: Tensor | int, shape: Shape) -> Batch:
-        """Every run's own sequences."""
-        keys = random_streams.sequence_keys(self.seeds, random_streams.TRAINING, self.first + step, self.at_once)
+        """The sequences of one step, each run's own."""
+        keys = sequence_keys(self.seeds, TRAINING, self.first + step, self.batch_size)
         x, lengths, target = self.task.make(keys[:, self.shard[0] :: self.shard[1]], self.dtype)
         return Batch((x, lengths), target)
 
-    def keep(self, output: Any) -> None:
-        """Nothing depends on it."""
+    def carry(self, output: Any) -> None:
+        """Do nothing: no input depends on an output."""
 
 
 @dataclass
 class FixedFeed:
-    """The same sequences for every run and study."""
+    """The same sequences for all runs and studies."""
 
-    task: Drawn
+    task: SyntheticTask
     split: int
     count: int
-    at_once: int
+    batch_size: int
     device: torch.device
     dtype: torch.dtype
     in_dims: tuple[int | None, ...] = (None, None)
     memory: list[Tensor] = field(default_factory=list)
 
     def plan(self, epoch: int) -> list[Shape]:
-        """As many at once as fit."""
-        return [(self.task.longest,)] * -(-self.count // self.at_once)
+        """All sequences, ``batch_size`` at a time."""
+        return [(self.task.longest,)] * -(-self.count // self.batch_size)
 
     def batch(self, step: Tensor | int, shape: Shape) -> Batch:
-        """A part of them."""
+        """The sequences of one batch."""
         anyone = torch.zeros(1, dtype=torch.int64, device=self.device)
-        first = int(step) * self.at_once
-        keys = random_streams.sequence_keys(anyone, self.split, 0, min(self.at_once, self.count - first), first)
+        first = int(step) * self.batch_size
+        keys = sequence_keys(anyone, self.split, 0, min(self.batch_size, self.count - first), first)
         x, lengths, target = self.task.make(keys, self.dtype)
         return Batch((x[0], None if lengths is None else lengths[0]), target)
 
-    def keep(self, output: Any) -> None:
-        """Nothing depends on it."""
+    def carry(self, output: Any) -> None:
+        """Do nothing: no input depends on an output."""
 
 
 def lengths_between(keys: Tensor, shortest: int, longest: int) -> Tensor:
-    """A length for each key, both ends included."""
-    return shortest + random_streams.below(keys, longest - shortest + 1)
+    """A random length for each key, from ``shortest`` to ``longest``."""
+    return shortest + below(keys, longest - shortest + 1)
 
 
 def positions(steps: int, keys: Tensor) -> Tensor:
-    """0 to steps - 1 along the time axis of (R, T, B)."""
+    """The numbers 0 to steps - 1 along the time axis of (R, T, B)."""
     return torch.arange(steps, device=keys.device)[None, :, None]
 
 
 def one_hot(symbols: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """(...) to (..., count), straight in the network's dtype and without reading values back."""
+    """One-hot vectors (..., count) of symbols (...), in the network's dtype and without waiting for the device."""
     return (symbols[..., None] == torch.arange(count, device=symbols.device)).to(dtype)
 
 

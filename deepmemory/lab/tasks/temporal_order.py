@@ -1,4 +1,4 @@
-"""Temporal order: three marks X or Y among distractors; in which order did they come?"""
+"""Temporal order: classifies sequences by the order of three marks, X or Y, among distractors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from deepmemory.lab.tasks.batch import correct
-from deepmemory.lab.tasks.synthetic import Drawn, Sequences, classification_losses, lengths_between, one_hot, positions
-from deepmemory.lab.training import random_streams
+from deepmemory.lab.tasks.synthetic import (
+    Sequences,
+    SyntheticTask,
+    classification_losses,
+    lengths_between,
+    one_hot,
+    positions,
+)
+from deepmemory.lab.training.random_streams import below, derive
 
 START, END, X, Y, DISTRACTORS = 0, 1, 2, 3, 4  # symbols 4 to 7 are the distractors a, b, c, d
 WINDOWS = (10, 33, 66)  # first step of the window of each mark
@@ -17,7 +24,7 @@ WINDOW = 10  # steps in a window
 
 
 @dataclass(frozen=True)
-class TemporalOrder(Drawn):
+class TemporalOrder(SyntheticTask):
     """One-hot symbols: E first, B last, X or Y once in steps 10-19, 33-42 and 66-75, else a, b, c or d.
 
     The class is the three marks read as a binary number, X as 0 and Y as 1, the first mark first.
@@ -38,14 +45,14 @@ class TemporalOrder(Drawn):
 
     def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
-        of_length, of_distractors = random_streams.derive(keys, 0), random_streams.derive(keys, 1)
+        of_length, of_distractors = derive(keys, 0), derive(keys, 1)
         lengths = lengths_between(of_length, self.shortest, self.longest)
         time = positions(self.longest, keys)  # (1, T, 1); symbols are (R, T, B)
-        symbols = DISTRACTORS + random_streams.below(random_streams.derive(of_distractors[:, None], time), 4)
+        symbols = DISTRACTORS + below(derive(of_distractors[:, None], time), 4)
         target = torch.zeros_like(keys)
         for mark, start in enumerate(WINDOWS):
-            at = start + random_streams.below(random_streams.derive(keys, 2 + 2 * mark), WINDOW)
-            is_y = random_streams.below(random_streams.derive(keys, 3 + 2 * mark), 2)
+            at = start + below(derive(keys, 2 + 2 * mark), WINDOW)
+            is_y = below(derive(keys, 3 + 2 * mark), 2)
             symbols = torch.where(time == at[:, None], X + is_y[:, None], symbols)
             target = 2 * target + is_y
         symbols = torch.where(time == lengths[:, None] - 1, END, symbols)
@@ -55,9 +62,9 @@ class TemporalOrder(Drawn):
         return Sequences(x.transpose(1, 2), lengths, target)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy of each sequence."""
+        """The cross-entropy of each sequence."""
         return classification_losses(output, target)
 
-    def right(self, output: Tensor, target: Tensor) -> Tensor:
-        """Accuracy of the likeliest class."""
+    def correct(self, output: Tensor, target: Tensor) -> Tensor:
+        """1 where the class with the highest output is the target, else 0."""
         return correct(output, target)

@@ -11,9 +11,9 @@ from deepmemory.lab.data.pairs import END, Pairs
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally, correct, counted, cross_entropy
 from deepmemory.lab.tasks.on_device import OnDevice
-from deepmemory.lab.tasks.sequences import NOBODY, OrderedFeed, ShuffledFeed
-from deepmemory.lab.training import random_streams
+from deepmemory.lab.tasks.sequences import PADDING, OrderedFeed, ShuffledFeed
 from deepmemory.lab.training.network import Translator
+from deepmemory.lab.training.random_streams import SPLIT, TEST, TRAINING, VALIDATION, permutations
 
 SHARES = (0.70, 0.15)  # of all pairs for training and validation; the rest is for the test
 
@@ -21,8 +21,8 @@ SHARES = (0.70, 0.15)  # of all pairs for training and validation; the rest is f
 class Translation:
     """Pairs of sentences, split at random for each run.
 
-    Every word after the start counts, the end included. Evaluation runs freely for as many words as the right
-    translation has.
+    Every word after the start counts, the end included. In evaluation the decoder is fed its own words, for as many
+    steps as the correct translation has.
     """
 
     measures: ClassVar[tuple[str, ...]] = ("perplexity", "accuracy")
@@ -31,7 +31,7 @@ class Translation:
     def __init__(self, pairs: Pairs) -> None:
         self.pairs = pairs
         self.input_size, self.output_size = len(pairs.foreign.words), len(pairs.english.words)
-        self.numbers = self.output_size * pairs.english.ids.shape[1]
+        self.largest_tensor = self.output_size * pairs.english.ids.shape[1]
         self.sentences = OnDevice(
             {
                 "foreign": pairs.foreign.ids,
@@ -46,37 +46,37 @@ class Translation:
         return Translator(setting, self.input_size, self.output_size, engine)
 
     def feed(
-        self, split: int, setting: Setting, seeds: Tensor, at_once: int, dtype: torch.dtype, shard: Shard = WHOLE
+        self, split: int, setting: Setting, seeds: Tensor, batch_size: int, dtype: torch.dtype, shard: Shard = WHOLE
     ) -> Feed:
-        """Each run's own part of the pairs."""
+        """The pairs of one split, each run's own."""
         tensors = self.sentences.on(seeds.device)
 
         def make(items: Tensor, shape: Shape) -> Batch:
-            """Pairs (R, B) as foreign words (R, B, T), and English ones (R, B, S) with what follows each."""
+            """Foreign words (R, B, T) and English words (R, B, S) of pairs (R, B), the latter also as targets."""
             foreign_steps, english_steps = shape
             at = items.clamp(min=0)
             english = tensors["english"][:, :english_steps][at]
-            lengths = torch.where(items == NOBODY, 0, tensors["english lengths"][at])
+            lengths = torch.where(items == PADDING, 0, tensors["english lengths"][at])
             real = torch.arange(1, english_steps, device=items.device) < lengths[..., None]
             inputs = (tensors["foreign"][:, :foreign_steps][at], tensors["foreign lengths"][at], english)
             return Batch(inputs, english[..., 1:], real)
 
         items = self.split(seeds.cpu())[split]
         lengths = [self.pairs.foreign.lengths, self.pairs.english.lengths]
-        if split == random_streams.TRAINING:
-            return ShuffledFeed(make, items, lengths, seeds, at_once, inputs=3, shard=shard)
-        return OrderedFeed(make, items, lengths, seeds.device, at_once, inputs=3)
+        if split == TRAINING:
+            return ShuffledFeed(make, items, lengths, seeds, batch_size, inputs=3, shard=shard)
+        return OrderedFeed(make, items, lengths, seeds.device, batch_size, inputs=3)
 
     def split(self, seeds: Tensor) -> dict[int, Tensor]:
         """The numbers of each run's pairs, (R, pairs), by split."""
         count = len(self.pairs.english.lengths)
-        order = random_streams.permutations(seeds, random_streams.SPLIT, 0, count)
+        order = permutations(seeds, SPLIT, 0, count)
         train, valid = (round(share * count) for share in SHARES)
         parts = order.split([train, valid, count - train - valid], 1)
-        return dict(zip((random_streams.TRAINING, random_streams.VALIDATION, random_streams.TEST), parts, strict=True))
+        return dict(zip((TRAINING, VALIDATION, TEST), parts, strict=True))
 
     def tally(self, output: Tensor, batch: Batch) -> Tally:
-        """Every word counts once."""
+        """Each word counts once."""
         target = batch.target.expand(output.shape[:-1])
         return counted(cross_entropy(output, target), batch, correct(output, target))
 

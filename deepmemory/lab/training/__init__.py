@@ -1,1 +1,1 @@
-"""Network, loop over epochs, studies, random streams, progress and trackers."""
+"""Training: networks, groups of runs, the loop, studies, random streams, progress and trackers."""

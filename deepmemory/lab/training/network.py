@@ -1,4 +1,4 @@
-"""The networks of the tasks: a recurrent block, what stands before it and what reads it."""
+"""The networks of the tasks: a recurrent block, the layers around it, and initial weights."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from deepmemory.lab.tasks import Task
 
 
-WORD_FEATURES, DENSE = 64, 100  # of the language model: of a word, and of the layer before the output
-TRANSLATION_FEATURES = 650  # of a word in either language
-CUT_ON = ("cuda",)  # devices whose many multiprocessors share a product that is cut: see RunsLinear
+WORD_FEATURES, DENSE = 64, 100  # of the language model: embedding of a word, and layer before the output
+TRANSLATION_FEATURES = 650  # embedding of a word, in both languages
+SPLIT_PRODUCTS_ON = ("cuda",)  # devices that compute weight gradients in parts: see LinearOfRuns
 
 
 class Sizes(Protocol):
-    """What a network has to fit."""
+    """The sizes of a task that a network depends on."""
 
     @property
     def input_size(self) -> int:
-        """Features of x, or kinds of words."""
+        """Features of x, or number of words in the vocabulary."""
 
     @property
     def output_size(self) -> int:
         """Features of the output."""
 
 
-class Network(nn.Module):
-    """Answers once per sequence, from the state after its last real step."""
+class LastStateNetwork(nn.Module):
+    """One output per sequence, from the state after its last real step."""
 
     def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Network(nn.Module):
 
 
 class StepwiseNetwork(nn.Module):
-    """Answers at every step, and can go on from the state it ended with."""
+    """An output at every step; can resume from the state it ended with."""
 
     def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
         super().__init__()
@@ -63,11 +63,11 @@ class StepwiseNetwork(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]:
         """x (B, T, features) to (B, T, output_size) and the state after the last real step."""
         y, state = self.recurrent(x, state, lengths=lengths)
-        return at_every_step(partial(of_rows, self.output), y), state
+        return at_every_step(partial(linear, self.output), y), state
 
 
 class WordNetwork(nn.Module):
-    """The likely next word at every step of a text."""
+    """Logits of the next word at every step of a text."""
 
     def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
         super().__init__()
@@ -79,15 +79,15 @@ class WordNetwork(nn.Module):
     def forward(self, words: Tensor, state: Any = None) -> tuple[Tensor, Any]:
         """words (B, T) to (B, T, words) and the last state."""
         y, state = self.recurrent(in_time_order(self.embedding, words), state)
-        return at_every_step(lambda rows: of_rows(self.output, of_rows(self.dense, rows).relu()), y), state
+        return at_every_step(lambda rows: linear(self.output, linear(self.dense, rows).relu()), y), state
 
 
 class Translator(nn.Module):
-    """Reads a sentence to its end and says it in another language, from the state it ended with.
+    """An encoder reads a sentence, and a decoder says it in English, from the state that the encoder ended with.
 
-    A decoder that ``runs freely`` is fed the words it has said itself. Which words these are is found first, step
-    by step and without gradients; then all steps run in one go. No gradient flows through the choice of a
-    word, so this is the same as feeding back at every step, only faster.
+    A decoder that ``runs_freely`` is fed its own words. These are found first, step by step and without gradients;
+    then all steps run as one sequence. No gradient flows through the choice of a word, so outputs and gradients are
+    those of feeding back at every step, only faster.
     """
 
     def __init__(self, setting: Setting, foreign: int, english: int, engine: str = "auto") -> None:
@@ -102,21 +102,21 @@ class Translator(nn.Module):
     def forward(self, foreign: Tensor, lengths: Tensor, english: Tensor) -> Tensor:
         """foreign (B, T) and its lengths, english (B, S) from its start on, to (B, S - 1, words).
 
-        Of ``english`` a free decoder reads the first word alone; in ``eval`` every decoder is free.
+        A decoder that runs freely, as every one does in ``eval``, reads only the first word of ``english``.
         """
         state = self.encode(foreign, lengths)
         words = english[:, :-1]
         if self.runs_freely or not self.training:
             words = self.own_words(state, words)
         y, _ = self.decoder(in_time_order(self.said, words), state)
-        return at_every_step(partial(of_rows, self.output), y)
+        return at_every_step(partial(linear, self.output), y)
 
     def encode(self, foreign: Tensor, lengths: Tensor) -> Any:
         """The state after the last word of each sentence."""
         return self.encoder(in_time_order(self.read, foreign), lengths=lengths)[1]
 
     def step(self, word: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One word (B,) of each sentence to what may follow, (B, words), and the state."""
+        """One word (B,) of each sentence to the logits of the next, (B, words), and the state."""
         y, state = self.decoder(self.said(word)[:, None], state)
         return self.output(y[:, 0]), state
 
@@ -131,41 +131,41 @@ class Translator(nn.Module):
 
 
 def in_time_order(embedding: nn.Embedding, words: Tensor) -> Tensor:
-    """Features (B, T, features) of words (B, T), time before batch in memory, as the layers read them."""
+    """Embeddings (B, T, features) of words (B, T), time before batch in memory, as the layers read them."""
     return embedding(words.mT).transpose(0, 1)
 
 
 def at_every_step(layer: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
-    """A layer of rows on y (B, T, features); with the dimensions apart, vmap would copy the weights B times."""
+    """Apply a layer to y (B, T, features) as rows; without flattening, vmap would copy the weights B times."""
     return layer(y.flatten(0, 1)).unflatten(0, y.shape[:2])
 
 
-def of_rows(layer: nn.Linear, rows: Tensor) -> Tensor:
-    """A linear layer on very many rows; of many runs on a GPU by :class:`RunsLinear`."""
+def linear(layer: nn.Linear, rows: Tensor) -> Tensor:
+    """A linear layer on very many rows; for many runs on a GPU by :class:`LinearOfRuns`."""
     functorch, device = torch._C._functorch, rows.device.type
     of_runs = functorch.is_batchedtensor(rows) and functorch.maybe_current_level() == 1  # vmap, and no other transform
-    if of_runs and device in CUT_ON and not torch.is_autocast_enabled(device):
-        return Linear.apply(rows, layer.weight, layer.bias)
+    if of_runs and device in SPLIT_PRODUCTS_ON and not torch.is_autocast_enabled(device):
+        return LinearUnderVmap.apply(rows, layer.weight, layer.bias)
     return layer(rows)
 
 
-class Linear(torch.autograd.Function):
-    """``nn.functional.linear`` inside of ``torch.vmap``: all runs by :class:`RunsLinear`."""
+class LinearUnderVmap(torch.autograd.Function):
+    """``nn.functional.linear`` inside of ``torch.vmap``: all runs together by :class:`LinearOfRuns`."""
 
     @staticmethod
     def forward(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Without runs."""
+        """One run."""
         return nn.functional.linear(rows, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        """Gradients are those of the runs together."""
+        """Save nothing: gradients are those of :class:`LinearOfRuns`."""
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, int]:
-        """Runs first."""
+        """All runs, in the first dimension."""
         runs = info.batch_size
-        return RunsLinear.apply(
+        return LinearOfRuns.apply(
             *(
                 t.expand(runs, *t.shape) if dim is None else t.movedim(dim, 0)
                 for t, dim in zip(tensors, in_dims, strict=True)
@@ -173,11 +173,11 @@ class Linear(torch.autograd.Function):
         ), 0
 
 
-class RunsLinear(torch.autograd.Function):
+class LinearOfRuns(torch.autograd.Function):
     """Linear layers of many runs on very many rows: (R, I, K), (R, N, K), (R, N) to (R, I, N).
 
-    The gradient of a weight is a sum over all rows that gives a small matrix, which the usual product leaves to a
-    few multiprocessors; see :func:`deepmemory.ops.hoisted.product`.
+    The gradient of a weight is a sum over very many rows that gives a small matrix: an ordinary product keeps only a
+    few multiprocessors busy. See :func:`deepmemory.ops.hoisted.product`.
     """
 
     @staticmethod
@@ -189,7 +189,7 @@ class RunsLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Of rows, weight and bias."""
+        """Gradients of rows, weight and bias."""
         rows, weight = ctx.saved_tensors
         needs = ctx.needs_input_grad
         return (
@@ -228,7 +228,7 @@ def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> 
 
 
 def zero_state(setting: Setting, runs: tuple[int, ...], batch: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """What a recurrent block starts from, in the form it takes and gives: (*runs, layers, B, width)."""
+    """An initial state in the form that a recurrent block takes and returns: (*runs, layers, B, width)."""
     equal = len(set(setting.hidden)) == 1
     shapes = [(len(setting.hidden), setting.hidden[0])] if equal else [(1, width) for width in setting.hidden]
 
@@ -240,7 +240,7 @@ def zero_state(setting: Setting, runs: tuple[int, ...], batch: int, device: torc
 
 
 def tensors_in(state: Any) -> list[Tensor]:
-    """A state's tensors; an LSTM has two, and layers of different widths one each."""
+    """The tensors of a state: an LSTM has two, and layers of different widths have one each."""
     return [state] if isinstance(state, Tensor) else [tensor for part in state for tensor in tensors_in(part)]
 
 
@@ -264,7 +264,7 @@ def add_gate_bias(cells: dm.GRU | dm.LSTM, gate: int, value: float) -> None:
 
 
 def initial_weights(setting: Setting, task: Task, seeds: list[int]) -> dict[str, Tensor]:
-    """Each run's own initial weights, stacked: (R, ...) on the CPU, the same whatever other runs there are."""
+    """The initial weights of each seed, stacked: (R, ...) on the CPU, independent of the other runs."""
     drawn = []
     with torch.random.fork_rng(devices=[]):
         for seed in seeds:
@@ -274,12 +274,12 @@ def initial_weights(setting: Setting, task: Task, seeds: list[int]) -> dict[str,
 
 
 def weight_shapes(setting: Setting, task: Task) -> dict[str, tuple[int, ...]]:
-    """The shape of every trained weight; none is made, however large the setting says it is."""
+    """The shape of every trained weight; no memory is allocated, however large the setting is."""
     with torch.device("meta"):
         return {name: tuple(parameter.shape) for name, parameter in task.network(setting).named_parameters()}
 
 
 def weight_count(setting: Setting, task: Task, output_layer: bool = True) -> int:
-    """Trained weights of the network, with or without its output layer."""
+    """The number of trained weights, with or without the output layer."""
     shapes = weight_shapes(setting, task)
     return sum(math.prod(s) for name, s in shapes.items() if output_layer or not name.startswith("output."))

@@ -1,4 +1,4 @@
-"""What a person, a log file or a machine sees while studies train."""
+"""Shows progress while studies train: a live table, lines for a log, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING, Any, Protocol
 from deepmemory.lab.paper import depth_of, kind_of, measure_of
 from deepmemory.lab.records import Run
 from deepmemory.lab.settings import SYNTHETIC, THRESHOLDS, Setting, threshold_label
+from deepmemory.lab.tasks import FORMATS
 
 if TYPE_CHECKING:
     from deepmemory.lab.training.loop import Epoch
 
-PLAIN_EVERY = 5.0  # seconds between two lines of one study where output is no terminal
-FORMATS = {"loss": ".4f", "perplexity": ".2f", "accuracy": ".4f"}
+PLAIN_EVERY = 5.0  # seconds between two lines of a log
 
 
 class Display(Protocol):
-    """Told what happens; shows it in its own way."""
+    """Shows what happens while studies train."""
 
     def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
-        """Everything that is going to be trained, so many studies at a time."""
+        """All studies that will be trained, ``at_once`` of them at a time."""
 
     def say(self, text: str) -> None:
-        """One line worth reading."""
+        """Show a message of one line."""
 
     def begin(self, setting: Setting, known: Sequence[Run]) -> None:
-        """A study starts; ``known`` runs are in the records already."""
+        """A study starts; ``known`` are the runs that are recorded already."""
 
     def epoch(self, setting: Setting, epoch: Epoch, training: int) -> None:
-        """An epoch of some runs was recorded; ``training`` of them go on."""
+        """An epoch of some runs was recorded; ``training`` of them continue."""
 
     def end(self, setting: Setting, runs: Sequence[Run]) -> None:
         """A study is finished."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """All studies are finished, or training was stopped."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class StudyProgress:
     """How far one study has come."""
 
     setting: Setting
-    wanted: int
+    wanted: int  # runs
     under: list[set[int]] = field(default_factory=lambda: [set() for _ in THRESHOLDS])  # seeds, for each threshold
     epoch: int = 0
     training: int = 0
@@ -59,61 +59,61 @@ class StudyProgress:
     epochs_timed: int = 0
     finished: bool = False
 
-    def learn(self, runs: Sequence[Run]) -> None:
-        """Take over what the records say."""
+    def add_recorded(self, runs: Sequence[Run]) -> None:
+        """Take over what is recorded."""
         for run in runs:
             for seeds, first in zip(self.under, run.first_under, strict=False):
                 if first is not None:
                     seeds.add(run.seed)
-        self.measure([run.at_epoch(run.epochs) for run in runs if run.epochs])
+        self.take_medians([run.at_epoch(run.epochs) for run in runs if run.epochs])
         self.epoch = max((run.epochs for run in runs), default=0)
 
-    def add(self, epoch: Epoch, training: int) -> None:
+    def add_epoch(self, epoch: Epoch, training: int) -> None:
         """Take over one epoch."""
         for seed, values in epoch.values.items():
             for seeds, threshold in zip(self.under, THRESHOLDS, strict=True):
                 if values["valid_loss"] < threshold:
                     seeds.add(seed)
-        self.measure(list(epoch.values.values()))
+        self.take_medians(list(epoch.values.values()))
         self.epoch, self.training = epoch.number, training
         self.seconds += epoch.seconds
         self.epochs_timed += 1
 
-    def measure(self, values: Sequence[Mapping[str, float]]) -> None:
-        """Medians over the runs of their values of one epoch."""
+    def take_medians(self, values: Sequence[Mapping[str, float]]) -> None:
+        """Set loss and score to the medians over the runs, from the values of one epoch."""
         self.loss = median([of_run["valid_loss"] for of_run in values])
-        self.score = median([of_run[f"valid_{self.measured}"] for of_run in values])
+        self.score = median([of_run[f"valid_{self.measure}"] for of_run in values])
 
     @property
     def synthetic(self) -> bool:
-        """Counted by thresholds; real data is measured by a score."""
+        """Whether runs under each threshold are counted; with real data there is a score instead."""
         return self.setting.task in SYNTHETIC
 
     @property
-    def measured(self) -> str:
-        """What the score is: what the paper's table of the task has."""
+    def measure(self) -> str:
+        """The measure of the score: that of the paper's table of the task."""
         return "loss" if self.synthetic else measure_of(self.setting.task)
 
     @property
     def score_text(self) -> str:
         """The score with as many digits as tell epochs apart."""
-        return format(self.score, FORMATS[self.measured])
+        return format(self.score, FORMATS[self.measure])
 
     @property
     def part(self) -> str:
-        """Of the task: language, or order of the pixels."""
+        """The part of the task: a language, or an order of the pixels."""
         return {"translation": self.setting.language, "pixel-mnist": self.setting.pixels}.get(self.setting.task, "")
 
     @property
     def label(self) -> tuple[str, str, str]:
-        """What tells studies of real data apart: task and part of it, cell, size."""
+        """Names a study of real data: task and part of it, cell, size."""
         setting = self.setting
         size = f"{setting.hidden[-1]} units" if setting.task == "pixel-mnist" else f"depth {depth_of(setting)}"
         return f"{setting.task} {self.part}".strip(), kind_of(setting), size
 
     @property
     def active(self) -> str:
-        """Runs that still train."""
+        """The number of runs that still train, as text."""
         return "done" if self.finished else str(self.training)
 
     @property
@@ -127,15 +127,15 @@ class StudyProgress:
         return self.epochs_timed / self.seconds if self.seconds else 0.0
 
     def seconds_left(self, typical_rate: float) -> float:
-        """At the pace so far, if no run stops early; nan while no pace is known."""
+        """Seconds left at the rate so far, if no run stops early; nan while no rate is known."""
         rate = self.rate or typical_rate
         if self.finished:
             return 0.0
         return (self.setting.epochs - self.epoch) / rate if rate else math.nan
 
 
-class Studies:
-    """Keeps the progress of all planned studies; what the three displays have in common."""
+class PlannedStudies:
+    """The progress of all planned studies; each display below shows it in its own way."""
 
     def __init__(self) -> None:
         self.studies: dict[str, StudyProgress] = {}
@@ -148,35 +148,35 @@ class Studies:
 
     def begin(self, setting: Setting, known: Sequence[Run]) -> None:
         """See :class:`Display`."""
-        self.studies[setting.key].learn(known)
+        self.studies[setting.key].add_recorded(known)
 
     def epoch(self, setting: Setting, epoch: Epoch, training: int) -> None:
         """See :class:`Display`."""
-        self.studies[setting.key].add(epoch, training)
+        self.studies[setting.key].add_epoch(epoch, training)
 
     def end(self, setting: Setting, runs: Sequence[Run]) -> None:
         """See :class:`Display`."""
         study = self.studies[setting.key]
-        study.learn(runs)
+        study.add_recorded(runs)
         study.training, study.finished = 0, True
 
     def close(self) -> None:
         """See :class:`Display`."""
 
     def seconds_left(self) -> float:
-        """Of everything planned; a study that has not begun takes as long as others of its task, or of any."""
+        """Seconds left for all studies; one that has not begun takes as long as others of its task, or of any task."""
         left = [study.seconds_left(self.typical_rate(study.setting.task)) for study in self.studies.values()]
         return max([sum(left) / self.at_once, *left])
 
     def typical_rate(self, task: str) -> float:
-        """Epochs per second; 0 while nothing is known."""
+        """Epochs per second of studies of a task, or of any; 0 while nothing is known."""
         known = [study for study in self.studies.values() if study.rate]
         of_task = [study for study in known if study.setting.task == task]
         return statistics.mean(study.rate for study in of_task or known) if known else 0.0
 
 
-class PlainLines(Studies):
-    """A line now and then, for logs."""
+class PlainLines(PlannedStudies):
+    """A line every few seconds, for logs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class PlainLines(Studies):
         self.line(self.studies[setting.key])
 
     def line(self, study: StudyProgress) -> None:
-        """Print how far a study is."""
+        """Print how far a study has come."""
         if study.synthetic:
             counts = " ".join(f"{threshold_label(t)}:{n}" for t, n in zip(THRESHOLDS, study.counts, strict=True))
             name = f"{study.setting.task} {study.setting.cell}"
@@ -207,14 +207,14 @@ class PlainLines(Studies):
         else:
             name = " ".join(study.label)
             runs = f"{study.wanted} runs" if study.finished else f"{study.training} of {study.wanted} runs training"
-            news = f"median valid {study.measured} {study.score_text}  {runs}"
+            news = f"median valid {study.measure} {study.score_text}  {runs}"
         pace = f"  {study.rate:.2g} epochs/s" if study.rate else ""
         left = "done" if study.finished else f"left {duration(self.seconds_left())}"
         print(f"{name}  epoch {study.epoch}/{study.setting.epochs}  {news}{pace}  {left}", flush=True)
 
 
-class JsonLines(Studies):
-    """One JSON object per line, for machines."""
+class JsonLines(PlannedStudies):
+    """One JSON object per line, for programs."""
 
     def say(self, text: str) -> None:
         """See :class:`Display`."""
@@ -231,7 +231,7 @@ class JsonLines(Studies):
         self.event("study", self.studies[setting.key])
 
     def event(self, kind: str, study: StudyProgress) -> None:
-        """Print how far a study is."""
+        """Print how far a study has come."""
         if study.synthetic:
             names: dict[str, Any] = {"task": study.setting.task, "cell": study.setting.cell}
             news: dict[str, Any] = {
@@ -241,7 +241,7 @@ class JsonLines(Studies):
         else:
             names = {"task": study.setting.task, "cell": kind_of(study.setting), "depth": depth_of(study.setting)}
             names |= {"part": study.part, "hidden": study.setting.hidden}
-            news = {"median_valid_loss": finite(study.loss), f"median_valid_{study.measured}": finite(study.score)}
+            news = {"median_valid_loss": finite(study.loss), f"median_valid_{study.measure}": finite(study.score)}
         told = {
             "event": kind,
             "study": study.setting.key,
@@ -256,7 +256,7 @@ class JsonLines(Studies):
         print(json.dumps(told), flush=True)
 
 
-class LiveTable(Studies):
+class LiveTable(PlannedStudies):
     """A table that is redrawn in place, for a terminal."""
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class LiveTable(Studies):
         self.live.stop()
 
     def table(self) -> Any:
-        """The tables as they are now: counts for synthetic tasks, scores for real data."""
+        """The tables at this moment: counts for synthetic tasks, scores for real data."""
         from rich.console import Group
 
         synthetic = [study for study in self.studies.values() if study.synthetic]
@@ -292,7 +292,7 @@ class LiveTable(Studies):
         return Group(*tables)
 
     def counts(self, studies: Sequence[StudyProgress]) -> Any:
-        """Runs under each threshold."""
+        """A table of runs under each threshold."""
         wanted = max(study.wanted for study in studies)
         heads = (*(threshold_label(threshold) for threshold in THRESHOLDS), "active", "median", "ep/s")
         table = small_table(f"how many of {wanted} runs are under each loss", ("task", "cell", "epoch"), heads)
@@ -302,7 +302,7 @@ class LiveTable(Studies):
         return table
 
     def scores(self, studies: Sequence[StudyProgress]) -> Any:
-        """The median on validation; as many studies as the terminal has room for, from the first unfinished one."""
+        """A table of median scores on validation, with as many studies as fit into the terminal."""
         room = max(4, self.live.console.height - 8)
         first = next((place for place, study in enumerate(studies) if not study.finished), len(studies))
         first = max(0, min(first - 1, len(studies) - room))
@@ -313,11 +313,11 @@ class LiveTable(Studies):
         table = small_table(title, ("task", "cell", "size", "epoch"), ("score", "", "active", "ep/s"))
         for study in shown:
             task, cell, size = study.label
-            self.add(table, study, [task, cell.upper(), size], [study.score_text, study.measured, study.active])
+            self.add(table, study, [task, cell.upper(), size], [study.score_text, study.measure, study.active])
         return table
 
     def add(self, table: Any, study: StudyProgress, label: Sequence[str], news: Sequence[str]) -> None:
-        """One study; nothing but its name before it has begun."""
+        """Add the row of one study: only its name before it has begun."""
         begun = study.epoch > 0
         table.add_row(
             *label,
@@ -329,7 +329,7 @@ class LiveTable(Studies):
 
 
 def small_table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Any:
-    """Columns of words and of numbers, close to each other."""
+    """A compact table with columns of words and columns of numbers."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -350,18 +350,18 @@ def choose_display(as_json: bool) -> Display:
 
 
 def median(losses: Sequence[float]) -> float:
-    """Of the finite ones; nan if there are none."""
+    """The median of the finite losses; nan if there are none."""
     finite = [loss for loss in losses if math.isfinite(loss)]
     return statistics.median(finite) if finite else math.nan
 
 
 def finite(number: float) -> float | None:
-    """What JSON knows."""
+    """The number, or None where JSON has no number for it."""
     return number if math.isfinite(number) else None
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds."""
+    """Seconds as hours, minutes and seconds, such as 1:05:09."""
     if not math.isfinite(seconds):
         return "unknown"
     minutes, rest = divmod(round(seconds), 60)

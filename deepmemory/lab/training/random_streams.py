@@ -1,7 +1,7 @@
-"""Random numbers without a state: each depends on nothing but the keys it is asked for with.
+"""Random numbers without a state: each depends only on its keys.
 
-SplitMix64 in whole-number tensor operations: the same bits on every device, alone or among other runs,
-and nothing to synchronise, so a captured graph makes fresh data at every replay.
+SplitMix64 in integer tensor operations: the same bits on every device, alone or among other runs,
+and nothing to synchronise, so a captured graph makes new data at every replay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # SplitMix64's constants as signed 64-bit n
 FACTOR_1 = 0xBF58476D1CE4E5B9 - 2**64
 FACTOR_2 = 0x94D049BB133111EB - 2**64
 
-# What a run's seed is used for; numbers of different streams have nothing to do with one another.
+# What a run's seed is used for; numbers of different streams are independent.
 TRAINING, VALIDATION, TEST, WEIGHTS, NOISE, ORDER, SPLIT = range(7)
 
 
@@ -46,10 +46,10 @@ def permutations(seeds: Tensor, stream: int, step: int, count: int) -> Tensor:
 
 
 def uniform(keys: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Evenly from [0, 1), in steps of 2^-24."""
+    """Uniform in [0, 1), in steps of 2^-24."""
     return shift(keys, 40).to(dtype) * 2.0**-24
 
 
 def below(keys: Tensor, limit: Tensor | int) -> Tensor:
-    """Whole numbers evenly from 0 to limit - 1, for limits far under 2^31."""
+    """Uniform integers from 0 to limit - 1, for limits far below 2^31."""
     return shift(shift(keys, 33) * limit, 31)

@@ -1,4 +1,4 @@
-"""Hands every epoch to an experiment tracker, for people who have one."""
+"""Logs every epoch to an experiment tracker: TensorBoard or MLflow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRACKERS = ("none", "tensorboard", "mlflow")
 
 
 def open_tracker(name: str, out: Path | str) -> Callable[[Setting, Epoch], None] | None:
-    """A function that takes every epoch, or None; the tracker is imported only here."""
+    """A function that logs an epoch, or None; the tracker is imported only here."""
     check_choice("tracker", name, TRACKERS)
     if name == "tensorboard":
         return tensorboard(Path(out))

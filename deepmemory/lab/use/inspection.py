@@ -18,7 +18,8 @@ from deepmemory.lab import paper
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import Batch, Task
 from deepmemory.lab.training import random_streams
-from deepmemory.lab.training.loop import Group, Trainer
+from deepmemory.lab.training.group import Group
+from deepmemory.lab.training.trainer import Trainer
 from deepmemory.lab.use.loading import TrainedModel
 
 SEQUENCES = 32  # of the validation set that gates and gradients are measured on

@@ -12,7 +12,7 @@ from deepmemory.lab.bench import loop_time
 from deepmemory.lab.bench.loop_time import LoopTime, key_of, measure, read, write
 from deepmemory.lab.report import write_report
 from deepmemory.lab.settings import Machine, Setting, change
-from deepmemory.lab.training import loop
+from deepmemory.lab.training import trainer
 
 CPU = Machine("cpu", threads=1)
 SMALL = Setting(hidden=(3,), min_length=24, max_length=26, batch=4, steps=6, epochs=7)
@@ -23,7 +23,7 @@ REAL = {task: Setting(task, hidden=(4,), batch=4) for task in real_data.TASKS}
 @pytest.mark.parametrize("task", REAL)
 def test_every_task_can_be_timed(task, cell, monkeypatch):
     made_task = real_data.TASKS[task]()
-    monkeypatch.setattr(loop, "task_of", lambda setting, data: made_task)
+    monkeypatch.setattr("deepmemory.lab.training.trainer.task_of", lambda setting, data: made_task)
     setting = change(REAL[task], {"cell": cell} | ({"window": 5} if task == "natlang" else {}))
     found = measure(setting, CPU)
     assert found.key == key_of(setting)
@@ -39,14 +39,14 @@ def test_a_run_is_all_of_its_steps():
 def test_what_is_timed_is_a_plain_loop_that_learns(monkeypatch):
     """The same weights change as in any training step: none is left out, and no fused engine takes part."""
     seen = []
-    original = loop.make_trainer
+    original = trainer.make_trainer
 
     def watched(setting, machine):
-        trainer = original(setting, machine)
-        seen.append((machine, trainer.network, [p.detach().clone() for p in trainer.network.parameters()]))
-        return trainer
+        made = original(setting, machine)
+        seen.append((machine, made.network, [p.detach().clone() for p in made.network.parameters()]))
+        return made
 
-    monkeypatch.setattr(loop, "make_trainer", watched)
+    monkeypatch.setattr(trainer, "make_trainer", watched)
     found = measure(SMALL, CPU, steps=2)
     (machine, network, before) = seen[0]
     assert machine.engine == "plain"

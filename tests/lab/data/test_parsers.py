@@ -302,7 +302,7 @@ def test_a_member_that_is_locked_or_packed_in_another_way_is_refused():
 
 def test_gzip_and_plain():
     assert gunzip_if_packed(b"plain", 5) == gunzip_if_packed(gzip.compress(b"plain"), 5) == b"plain"
-    with pytest.raises(DataError, match="something stands after"):
+    with pytest.raises(DataError, match="bytes after the compressed data"):
         gunzip_if_packed(gzip.compress(b"plain") + b"x", 5)
     with pytest.raises(DataError, match="damaged compressed data"):
         gunzip_if_packed(gzip.compress(b"plain")[:-8] + bytes(8), 5)

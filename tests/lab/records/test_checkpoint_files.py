@@ -18,7 +18,8 @@ from deepmemory.lab import cli
 from deepmemory.lab.records import RecordsError, checkpoint_bytes, load_checkpoint, save_checkpoint
 from deepmemory.lab.records.checkpoints import checkpoint_digest
 from deepmemory.lab.settings import Machine
-from deepmemory.lab.training import loop
+from deepmemory.lab.training.group import group_from_checkpoint
+from deepmemory.lab.training.trainer import make_trainer
 from deepmemory.lab.use.loading import load_model
 
 SETTING = small()
@@ -135,9 +136,9 @@ def test_an_edited_checkpoint_is_refused_by_name(checkpoint, tmp_path, edit):
     EDITS[edit](tensors)
     path = tmp_path / checkpoint.name
     path.write_bytes(checkpoint_bytes(tensors, info, checkpoint.parent.name))
-    trainer = loop.make_trainer(SETTING, Machine("cpu"))
+    trainer = make_trainer(SETTING, Machine("cpu"))
     with pytest.raises(RecordsError) as refused:
-        loop.group_from_checkpoint(trainer, *load_checkpoint(path), path)
+        group_from_checkpoint(trainer, *load_checkpoint(path), path)
     assert str(refused.value).startswith(f"{path} ")
     assert "\n" not in str(refused.value)
 

@@ -25,9 +25,6 @@ CPU = Machine("cpu", engine="plain", threads=1)
 STRANGE = ["../../x", "/etc/x", "..", ".", "", ".hidden", "a/b", "a\\b", "a\0b", "a\nb", "A", "x" * 300, "é", "\ud800"]
 
 
-# --- names ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["adding-dmu-0123456789ab", "gradients-adding-max_length-55", "x", "1e-05", "a.b_c"])
 def test_ordinary_names_stay(name):
     assert file_name(name) == name
@@ -74,9 +71,6 @@ def test_the_name_of_a_search_is_no_path(tmp_path):
     assert len(written) == len(names) + 1
     assert out / "report" / "adding-dmu-0123456789ab.svg" in written
     assert "<script>alert" not in (out / "report" / "sweeps.html").read_text()
-
-
-# --- links ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

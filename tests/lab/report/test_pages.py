@@ -181,7 +181,7 @@ def test_no_data_is_read_for_a_report(recorded, monkeypatch):
 
 
 def test_an_empty_folder_is_told_what_to_do(tmp_path):
-    with pytest.raises(FileNotFoundError, match="train first"):
+    with pytest.raises(FileNotFoundError, match="train first, or name another folder"):
         write_report(tmp_path / "nothing")
     Records(tmp_path, write=True).close()
     with pytest.raises(ValueError, match="has no finished epoch to report"):

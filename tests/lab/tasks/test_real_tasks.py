@@ -14,10 +14,12 @@ import deepmemory as dm
 from deepmemory.lab import paper
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.tasks import series_of
-from deepmemory.lab.tasks.sequences import NOBODY
+from deepmemory.lab.tasks.sequences import PADDING
 from deepmemory.lab.training import loop, random_streams
-from deepmemory.lab.training.loop import evaluate, fresh_group, make_trainer
+from deepmemory.lab.training.group import fresh_group
+from deepmemory.lab.training.loop import evaluate
 from deepmemory.lab.training.network import initial_weights
+from deepmemory.lab.training.trainer import make_trainer
 
 CPU = Machine("cpu", engine="plain")
 SEEDS = torch.tensor([4, 9])
@@ -90,7 +92,7 @@ def test_an_epoch_reads_everything_once_in_an_order_of_each_run(task):
         orders.append(feed.order.flatten(1))
     for order in orders:
         for run, items in zip(order, feed.items, strict=True):
-            assert sorted(run[run != NOBODY].tolist()) == sorted(items.tolist())
+            assert sorted(run[run != PADDING].tolist()) == sorted(items.tolist())
     assert not torch.equal(orders[0][0], orders[0][1])
     assert not torch.equal(orders[0][0], orders[1][0])
 
@@ -301,7 +303,7 @@ def test_evaluation_in_pieces_is_evaluation_at_once(monkeypatch):
     trainer = make_trainer(setting, CPU)
     weights = initial_weights(setting, trainer.task, [4, 9])
     whole = evaluate(trainer, weights, random_streams.TEST, [4, 9])
-    monkeypatch.setattr(loop, "EVALUATED_AT_ONCE", {"cpu": 2 * 4 * trainer.task.numbers})
+    monkeypatch.setattr(loop, "EVALUATED_AT_ONCE", {"cpu": 2 * 4 * trainer.task.largest_tensor})
     torch.testing.assert_close(evaluate(trainer, weights, random_streams.TEST, [4, 9]), whole)
 
 

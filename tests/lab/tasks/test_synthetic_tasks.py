@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from deepmemory.lab.tasks import Adding, NoisySequence, TemporalOrder
+from deepmemory.lab import settings
+from deepmemory.lab.tasks import TASK_CLASSES, Adding, NoisySequence, TemporalOrder
 from deepmemory.lab.training import random_streams
 
 TASKS = [Adding(), TemporalOrder(), NoisySequence(), NoisySequence(fixed=True)]
@@ -114,11 +115,11 @@ def test_fixed_noise_is_the_same_in_every_sequence_and_run():
 def test_losses_and_right_answers():
     output, target = torch.tensor([[0.5], [0.7]]), torch.tensor([0.51, 0.5])
     torch.testing.assert_close(Adding().losses(output, target), torch.tensor([1e-4, 0.04]))
-    assert Adding().right(output, target).tolist() == [1, 0]
+    assert Adding().correct(output, target).tolist() == [1, 0]
     logits, classes = torch.randn(5, 8), torch.tensor([0, 1, 2, 7, 7])
     theirs = torch.nn.functional.cross_entropy(logits, classes, reduction="none")
     torch.testing.assert_close(TemporalOrder().losses(logits, classes), theirs)
-    assert TemporalOrder().right(logits, logits.argmax(-1)).tolist() == [1] * 5
+    assert TemporalOrder().correct(logits, logits.argmax(-1)).tolist() == [1] * 5
 
 
 def test_too_short_sequences_are_refused():
@@ -126,3 +127,7 @@ def test_too_short_sequences_are_refused():
         Adding(10, 20)
     with pytest.raises(ValueError, match="min_length should be at least 77"):
         TemporalOrder(50, 60)
+
+
+def test_every_task_of_the_settings_has_a_class():
+    assert tuple(TASK_CLASSES) == settings.TASKS

@@ -17,7 +17,8 @@ from lab.test_cli import ENVIRONMENT, ROOT, start
 from lab.training.two_processes import TASKS, trained
 
 from deepmemory.lab.records import Records, load_checkpoint
-from deepmemory.lab.training import distributed, loop
+from deepmemory.lab.tasks import task_of
+from deepmemory.lab.training import distributed
 
 SMALL = ["train", "adding", "--transition", "5", "--steps", "6", "--batch", "7", "--validation", "20", "--test", "20"]
 SMALL += ["--min-length", "24", "--max-length", "30", "--runs", "2", "--device", "cpu", "--threads", "1", "--json"]
@@ -125,7 +126,7 @@ def test_every_task_shares_its_batches(monkeypatch):
         if line.startswith("{"):
             told_by_two |= json.loads(line)
     assert set(told_by_two) == set(TASKS)
-    monkeypatch.setattr(loop, "task_of", loop.task_of)  # put back what trained() changes
+    monkeypatch.setattr("deepmemory.lab.training.trainer.task_of", task_of)  # put back what trained() changes
     for task, values in told_by_two.items():
         _, alone = trained(task, devices=1)
         torch.testing.assert_close(torch.tensor(values), torch.tensor(alone), rtol=1e-3, atol=1e-4)

@@ -12,8 +12,11 @@ from deepmemory.lab import paper
 from deepmemory.lab.records import DIVERGED, REACHED, RUNNING
 from deepmemory.lab.settings import CELLS, SYNTHETIC, Machine, Setting
 from deepmemory.lab.training import loop, random_streams, studies
-from deepmemory.lab.training.loop import Steps, finish_epoch, fresh_group, make_trainer
-from deepmemory.lab.training.network import Network, initial_weights
+from deepmemory.lab.training.condition import enforce_condition
+from deepmemory.lab.training.group import checkpoint_of, fresh_group, group_from_checkpoint, state_tensors
+from deepmemory.lab.training.loop import Steps, finish_epoch
+from deepmemory.lab.training.network import LastStateNetwork, initial_weights
+from deepmemory.lab.training.trainer import make_trainer
 
 CPU = Machine("cpu", engine="plain")
 SMALL = Setting(
@@ -43,7 +46,7 @@ def test_a_run_equals_an_ordinary_training_loop(cell):
     setting = replace(paper.setting("adding", cell), **changes)
     trainer, group, (epoch,) = train_all(setting, [3, 4])
 
-    network = Network(setting, trainer.task, "plain")
+    network = LastStateNetwork(setting, trainer.task, "plain")
     start = initial_weights(setting, trainer.task, [4])
     network.load_state_dict({name: weight[0] for name, weight in start.items()})
     adam = torch.optim.Adam(dm.parameter_groups(network, setting.lr, setting.weight_decay))
@@ -151,8 +154,8 @@ def test_a_checkpoint_goes_on_bit_for_bit():
     epochs_left = loop.train(trainer, group)
     next(epochs_left)
     next(epochs_left)
-    tensors, info = loop.checkpoint_of(group)
-    again = loop.group_from_checkpoint(trainer, {n: t.detach().clone() for n, t in tensors.items()}, info)
+    tensors, info = checkpoint_of(group)
+    again = group_from_checkpoint(trainer, {n: t.detach().clone() for n, t in tensors.items()}, info)
     rest = list(loop.train(trainer, again))
     assert [epoch.values for epoch in rest] == [epoch.values for epoch in epochs[2:]]
     for name, weight in whole.weights.items():
@@ -223,7 +226,7 @@ def test_a_capture_leaves_everything_as_it_was(monkeypatch):
     @contextmanager
     def not_executed(graph, pool):
         """A capture writes down what a step would do; nothing changes."""
-        tensors = [*loop.state_tensors(group).values(), steps.counter, steps.sums]
+        tensors = [*state_tensors(group).values(), steps.counter, steps.sums]
         before = [tensor.detach().clone() for tensor in tensors]
         yield
         with torch.no_grad():
@@ -242,13 +245,13 @@ def test_a_capture_leaves_everything_as_it_was(monkeypatch):
     steps.counter.fill_(5)
     step = steps.step_of((30,))
     assert (steps.counter.item(), steps.sums.tolist()) == (5, [[0, 0], [0, 0]])
-    for name, tensor in loop.state_tensors(untouched).items():
-        assert torch.equal(loop.state_tensors(group)[name], tensor), name
+    for name, tensor in state_tensors(untouched).items():
+        assert torch.equal(state_tensors(group)[name], tensor), name
     step()
     assert played == ["replay"]
-    loop.set_rate(group.adam.param_groups[0], 0.125)
+    loop.set_learning_rates(group, 0.5)
     assert isinstance(group.adam.param_groups[0]["lr"], torch.Tensor)  # where a captured step reads it
-    assert group.adam.param_groups[0]["lr"] == 0.125
+    assert group.adam.param_groups[0]["lr"] == 0.01
 
 
 def test_a_step_takes_its_number_from_a_tensor():
@@ -296,7 +299,7 @@ def test_a_condition_that_is_satisfied_changes_nothing():
             weight.mul_(0.3)
     weights = {name: torch.stack([weight, 10 * weight]) for name, weight in network.state_dict().items()}
     before = {name: weight.clone() for name, weight in weights.items()}
-    loop.keep_condition(network, weights)
+    enforce_condition(network, weights)
     for name, weight in weights.items():
         assert torch.equal(weight[0], before[name][0])
         assert torch.equal(weight[1], before[name][1]) == (name != "weight_3_l0")
@@ -309,7 +312,7 @@ def test_a_condition_is_kept_where_the_norm_is_far_above_the_radius(depth):
     weights = {name: 3 * weight.detach()[None] for name, weight in network.named_parameters()}
     weights["weight_hh_l0"][:, :, 0] *= 1e3
     weights["weight_hh_l0"][:, 0] *= 1e-3
-    loop.keep_condition(network, weights)
+    enforce_condition(network, weights)
     network.load_state_dict({name: weight[0] for name, weight in weights.items()})
     found = dm.gradients.condition(network)[0]
     assert found.satisfied
@@ -322,7 +325,7 @@ def test_large_checkpoints_are_written_less_often(monkeypatch):
     monkeypatch.setattr(studies.time, "monotonic", lambda: now)
     trainer = make_trainer(SMALL, CPU)
     group = fresh_group(trainer, [0])
-    times = studies.SavingTimes()
+    times = studies.CheckpointSchedule()
     assert times.due(trainer, group)  # the first epoch always
     with times.saving():
         now += 2.0

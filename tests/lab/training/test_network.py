@@ -48,19 +48,19 @@ def test_runs_whose_products_are_cut_learn_as_ever(task, frozen, monkeypatch):
     cut = []
     product = hoisted.product
     monkeypatch.setattr(hoisted, "product", lambda left, right: cut.append(left.shape) or product(left, right))
-    monkeypatch.setattr(network, "CUT_ON", ("cpu",))
+    monkeypatch.setattr(network, "SPLIT_PRODUCTS_ON", ("cpu",))
     torch.testing.assert_close(gradients(made, *inputs), expected)
     layers = 2 if task == "natlang" else 1
     assert len(cut) == layers - frozen
 
 
 def test_one_network_alone_other_transforms_and_autocast_stay_with_torch(monkeypatch):
-    monkeypatch.setattr(network, "CUT_ON", ("cpu",))
-    monkeypatch.setattr(network.RunsLinear, "forward", None)
+    monkeypatch.setattr(network, "SPLIT_PRODUCTS_ON", ("cpu",))
+    monkeypatch.setattr(network.LinearOfRuns, "forward", None)
     layer, rows = torch.nn.Linear(3, 2), torch.randn(4, 3)
-    assert torch.equal(network.of_rows(layer, rows), layer(rows))
-    summed = torch.func.grad(lambda rows: torch.vmap(lambda one: network.of_rows(layer, one))(rows).sum())
+    assert torch.equal(network.linear(layer, rows), layer(rows))
+    summed = torch.func.grad(lambda rows: torch.vmap(lambda one: network.linear(layer, one))(rows).sum())
     torch.testing.assert_close(summed(rows[None]), layer.weight.sum(0).expand(1, 4, 3))
     with torch.autocast("cpu", torch.bfloat16):
-        ours = torch.vmap(lambda rows: network.of_rows(layer, rows))(rows[None])
+        ours = torch.vmap(lambda rows: network.linear(layer, rows))(rows[None])
         assert torch.equal(ours, torch.vmap(layer)(rows[None]))

@@ -9,15 +9,18 @@ from lab.tasks.test_real_tasks import small
 
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.training import loop
+from deepmemory.lab.training import trainer as trainer_module
+from deepmemory.lab.training.group import fresh_group
+from deepmemory.lab.training.trainer import make_trainer
 
 SEEDS = [3, 8]
 
 
 def trained(task, devices):
     """Values of every epoch, by seed."""
-    loop.task_of = lambda setting, data=None: TASKS[setting.task]()
-    trainer = loop.make_trainer(small(task, batch=5), Machine("cpu", engine="plain", devices=devices))
-    group = loop.fresh_group(trainer, SEEDS)
+    trainer_module.task_of = lambda setting, data=None: TASKS[setting.task]()
+    trainer = make_trainer(small(task, batch=5), Machine("cpu", engine="plain", devices=devices))
+    group = fresh_group(trainer, SEEDS)
     epochs = [epoch.values for epoch in loop.train(trainer, group)]
     return trainer, [[list(values[seed].values()) for seed in SEEDS] for values in epochs]
 

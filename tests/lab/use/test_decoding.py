@@ -14,8 +14,7 @@ from lab.test_cli import error_of, invoke
 
 from deepmemory.lab.data import END, EOS, START, Corpus, MissingData, Pairs
 from deepmemory.lab.data.pairs import as_sentences
-from deepmemory.lab.tasks import NatLang, Translation
-from deepmemory.lab.training import loop
+from deepmemory.lab.tasks import NatLang, Translation, task_of
 from deepmemory.lab.training.network import Translator
 from deepmemory.lab.use import decoding, loading
 from deepmemory.lab.use.decoding import beam_search, bleu, continue_text, continue_tune, decode, greedy, translate
@@ -149,8 +148,6 @@ def test_translations_are_in_the_order_that_was_asked_for(numbers, monkeypatch):
     assert together == [next(decoding.translations(model, item[None], 2)) for item in items]
 
 
-# --- text -----------------------------------------------------------------------------------------
-
 WORDS = ("the", EOS, "cat", "<unk>", "N", "sat")
 
 
@@ -217,9 +214,6 @@ def test_without_a_trained_model_the_error_says_how_to_train_one(tmp_path, monke
     assert "in quotes, got 3" in error_of(monkeypatch, capsys, "generate", "two", "words", "more", "--out", tmp_path)
 
 
-# --- music ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_tune_goes_on_as_the_network_finds_likely(cell):
     torch.manual_seed(0)
@@ -262,7 +256,7 @@ def test_real_words_make_a_round_trip():
     """The tasks' own data, where it is at hand."""
     setting = small("translation", pairs=50)
     try:
-        task = loop.task_of(setting)
+        task = task_of(setting)
     except MissingData as error:
         pytest.skip(str(error))
     model = TrainedModel(task.network(setting).eval(), setting, 0, task)

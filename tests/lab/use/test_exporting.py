@@ -12,7 +12,7 @@ from tolerances import assert_close
 from typer.testing import CliRunner
 
 from deepmemory.lab import cli
-from deepmemory.lab.training.network import Network, StepwiseNetwork, Translator, WordNetwork
+from deepmemory.lab.training.network import LastStateNetwork, StepwiseNetwork, Translator, WordNetwork
 from deepmemory.lab.use import exporting
 from deepmemory.lab.use.loading import load_model
 
@@ -73,7 +73,7 @@ def test_any_run_in_any_format(trained, tmp_path):
 
 
 def test_dynamic_sizes_of_every_network_are_known():
-    for network in (Network, StepwiseNetwork, WordNetwork, Translator):
+    for network in (LastStateNetwork, StepwiseNetwork, WordNetwork, Translator):
         assert set(inspect.signature(network.forward).parameters) - {"self"} <= set(exporting.DYNAMIC)
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 import signal
-import sqlite3
 
 import pytest
 import torch
@@ -13,8 +12,10 @@ from lab.test_cli import SMALL, error_of, invoke, start, wait_for_epoch
 import deepmemory as dm
 from deepmemory.lab.records import DIVERGED, Records, merge
 from deepmemory.lab.settings import Machine
-from deepmemory.lab.training import loop, random_streams, studies
+from deepmemory.lab.training import random_streams, studies
+from deepmemory.lab.training.group import fresh_group
 from deepmemory.lab.training.progress import PlainLines
+from deepmemory.lab.training.trainer import make_trainer
 from deepmemory.lab.use import inspection, loading
 from deepmemory.lab.use.inspection import as_data, ends, inspect, log_ratio, watch
 from deepmemory.lab.use.loading import TrainedModel
@@ -138,17 +139,14 @@ def test_inspect_by_the_command(tmp_path, monkeypatch):
     assert kept["run"] in (0, 1)
 
 
-# --- while training -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("task", ["adding", "translation"])
 @pytest.mark.parametrize("cell", ["dmu", "lstm"])
 def test_watching_tells_each_run_s_own_numbers(task, cell, monkeypatch):
     setting = small(task, cell=cell)
     of_task = made(setting)
-    monkeypatch.setattr(loop, "task_of", lambda *_: of_task)
-    trainer = loop.make_trainer(setting, Machine("cpu"))
-    group = loop.fresh_group(trainer, [4, 7, 9])
+    monkeypatch.setattr("deepmemory.lab.training.trainer.task_of", lambda *_: of_task)
+    trainer = make_trainer(setting, Machine("cpu"))
+    group = fresh_group(trainer, [4, 7, 9])
     before = {name: weight.detach().clone() for name, weight in group.weights.items()}
     chance = torch.get_rng_state()
     together = watch(trainer, group)
@@ -158,7 +156,7 @@ def test_watching_tells_each_run_s_own_numbers(task, cell, monkeypatch):
     told = ["flow", "z radius", "candidate radius", "gate", "saturated"] if cell == "dmu" else ["flow"]
     assert set(together) == {f"{module}.0.{what}" for module in modules for what in told}
     assert {len(values) for values in together.values()} == {3}
-    assert watch(trainer, loop.fresh_group(trainer, [7])) == {name: [of[1]] for name, of in together.items()}
+    assert watch(trainer, fresh_group(trainer, [7])) == {name: [of[1]] for name, of in together.items()}
     group.rows, group.weights = [0, 2], {name: weight[[0, 2]] for name, weight in group.weights.items()}
     assert watch(trainer, group) == {name: [of[0], of[2]] for name, of in together.items()}
 
@@ -189,26 +187,6 @@ def test_what_was_watched_is_recorded(tmp_path):
     assert again.watched(setting.key)[1]["a"] == {1: -math.inf}
     assert math.isnan(again.watched(setting.key)[0]["b"][1])
     again.close()
-
-
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_records_from_before_watching_are_read_and_gone_on_with(tmp_path, version):
-    setting = small()
-    train(tmp_path, setting)
-    with sqlite3.connect(tmp_path / "records.sqlite") as db:
-        for added, table in ((2, "packed"), (3, "watch"), (4, "packed_watch")):
-            if version < added:
-                db.execute(f"DROP TABLE {table}")
-        db.execute(f"PRAGMA user_version = {version}")
-    db.close()
-    opened = Records(tmp_path)
-    assert opened.watched(setting.key) == {}
-    assert len(opened.studies()) == 1
-    opened.close()
-    opened = Records(tmp_path, write=True)
-    opened.write_watch(opened.open_study(setting, []), 1, [0], {"a": [1.0]})
-    assert opened.watched(setting.key) == {0: {"a": {1: 1.0}}}
-    opened.close()
 
 
 def watched_in(out):
@@ -259,7 +237,7 @@ def test_a_run_that_diverges_is_watched_to_its_end(tmp_path):
     setting = small(lr=1e30, epochs=3)
     task = made(setting)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "task_of", lambda *_: task)
+        patch.setattr("deepmemory.lab.training.trainer.task_of", lambda *_: task)
         studies.run_studies([setting], [0, 1], tmp_path, Machine("cpu", threads=1), PlainLines(), watch=watch)
     opened = Records(tmp_path)
     assert {run.state for run in opened.study(setting.key).runs} == {DIVERGED}

@@ -14,6 +14,7 @@ from deepmemory.lab.records import Records, RecordsError, load_checkpoint, save_
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.tasks import Translation
 from deepmemory.lab.training import loop, random_streams
+from deepmemory.lab.training.trainer import make_trainer
 from deepmemory.lab.use import loading
 from deepmemory.lab.use.loading import assemble, best_run, choose_checkpoint, list_models, load_model
 
@@ -45,8 +46,8 @@ def test_a_run_measures_what_was_recorded_of_its_best_weights(task, tmp_path, mo
     path = train(tmp_path, setting)
     task = made(setting)
     monkeypatch.setattr(loading, "task_of", lambda *_: task)
-    monkeypatch.setattr(loop, "task_of", lambda *_: task)
-    trainer = loop.make_trainer(setting, Machine("cpu"))
+    monkeypatch.setattr("deepmemory.lab.training.trainer.task_of", lambda *_: task)
+    trainer = make_trainer(setting, Machine("cpu"))
     for seed, run in recorded(path).items():
         model = load_model(path, seed)
         assert not model.network.training

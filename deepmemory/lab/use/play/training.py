@@ -14,7 +14,8 @@ from torch import nn
 import deepmemory as dm
 from deepmemory.lab.settings import Machine
 from deepmemory.lab.training import loop, random_streams, studies
-from deepmemory.lab.training.loop import Group, Trainer
+from deepmemory.lab.training.group import Group, fresh_group
+from deepmemory.lab.training.trainer import Trainer, make_trainer
 from deepmemory.lab.use import inspection
 from deepmemory.lab.use.play.requests import TrainingRequest
 
@@ -128,9 +129,9 @@ class BackgroundTrainer:
         running = {}
         for cell in training.request.cells:
             check()
-            trainer = loop.make_trainer(training.request.setting(cell), Machine("cpu"))
+            trainer = make_trainer(training.request.setting(cell), Machine("cpu"))
             trainer.network.register_forward_pre_hook(check)  # before every step: an epoch may take seconds
-            group = loop.fresh_group(trainer, range(training.request.runs))
+            group = fresh_group(trainer, range(training.request.runs))
             running[cell] = trainer, group, loop.train(trainer, group)
         torch.set_num_threads(max(studies.fitting_threads(group) for _, group, _ in running.values()))
         example = None
