@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from deepmemory.ops.layout import GATES
 from deepmemory.ops.recurrence import ACTIVATIONS, LEAKY_SLOPE, Recurrence
 
 Shape = tuple[int, ...]
@@ -189,9 +190,6 @@ class Highway:
     def mask_sizes(self, hidden_size: int) -> dict[str, int]:
         """See :class:`Definition`."""
         return {"state": hidden_size}
-
-
-GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
 @dataclass(frozen=True)

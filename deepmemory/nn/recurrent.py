@@ -345,10 +345,7 @@ class Recurrent(nn.Module):
     def _run(self, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
         """One layer in one direction."""
         rec = self.definition.recurrence(self.bias, reverse=bool(direction))
-        engine = self.engine if x.shape[1] else "plain"  # an empty batch has nothing to be fast about
-        if engine == "auto" and torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
-            engine = "plain"  # ONNX knows torch's operators alone
-        options: dict[str, Any] = {"engine": engine, "recompute": self.recompute, "variation": self._variation()}
+        options: dict[str, Any] = {"engine": self.engine, "recompute": self.recompute, "variation": self._variation()}
         return ops.scan(rec, x, state, self._weights(layer, direction), sequences, **options)
 
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:

@@ -43,7 +43,8 @@ def scan(
     constants: no gradient flows to them. ``recompute`` stores only a few states and computes the rest again in the
     backward pass. ``variation`` is for the plain engine.
     """
-    rec = rec._replace(masked=sequences.hidden_mask is not None)
+    if sequences.hidden_mask is not None:
+        rec = rec._replace(masked=True)
     if sequences.state_mask is not None or sequences.hidden_mask is not None:
         sequences = with_constant_masks(rec, sequences)
     device = x.device.type
@@ -57,11 +58,11 @@ def scan(
         lengths, resets, *masks = sequences
         sequences = Sequences(lengths, resets, *(None if mask is None else mask.to(x.dtype) for mask in masks))
         with torch.autocast(device, enabled=False):
-            if not engines.takes_as_they_are(engine, rec, x, weights, sequences, variation):
+            if not engines.reads_as_they_are(engine, rec, x, weights, variation):
                 weights = lowered(weights)
             options: dict[str, Any] = {"engine": engine, "recompute": recompute, "variation": variation}
             return scan(rec, x, tuple(low_state), weights, sequences, **options)
-    name = engines.choose(engine, rec, x, weights, sequences, variation)
+    name = engines.choose(engine, rec, x, weights, variation)
     if name == "plain":
         return plain.scan(rec, x, state, weights, sequences, variation)
     return fused.scan(rec, name, recompute, x, state, weights, sequences)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import cpu, nvrtc, triton
-from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences, Variation
+from deepmemory.ops.recurrence import Recurrence, Sequences, Variation
 
 
 class FusedEngine(Protocol):
@@ -25,7 +25,7 @@ class FusedEngine(Protocol):
     def unavailable(self) -> str | None:
         """Why this engine cannot run on this machine at all, or None."""
 
-    def refuses(self, rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences) -> str | None:
+    def refuses(self, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
         """Why this engine cannot do this case, or None. Looks at device, dtype and shapes alone;
         tensors come as the caller has them, without the dimension of runs."""
 
@@ -106,56 +106,46 @@ def engines() -> dict[str, Availability]:
     return listing
 
 
-def choose(
-    engine: str,
-    rec: Recurrence,
-    x: Tensor,
-    weights: list[Tensor],
-    sequences: Sequences = FULL_LENGTH,
-    variation: Variation | None = None,
-) -> str:
-    """The engine for this case; an engine asked for by name never gives way in silence."""
-    if engine == "plain":
-        return engine
-    if variation is not None:
-        if engine == "auto":
-            return "plain"
-        raise RuntimeError(
-            f"{rec.cell.upper()}: engine={engine!r} cannot do this: only the plain engine has {variation.named}. "
-            "Use engine='auto' or engine='plain'."
-        )
-    if torch.autograd.forward_ad._current_level >= 0:  # forward-mode differentiation: only plain code has tangents
-        if engine == "auto":
-            return "plain"
-        raise RuntimeError(f"{rec.cell.upper()}: engine={engine!r} has no forward-mode derivative; use engine='plain'")
-    if engine != "auto":
-        check(engine, rec, x, weights, sequences)
-        return engine
-    case = rec, x, weights, sequences
-    return next((name for name in FUSED if unavailable(name) is None and FUSED[name].refuses(*case) is None), "plain")
-
-
-def takes_as_they_are(
-    engine: str,
-    rec: Recurrence,
-    x: Tensor,
-    weights: list[Tensor],
-    sequences: Sequences,
-    variation: Variation | None,
-) -> bool:
-    """Whether an engine reads weights of another precision than x's as they are, and rounds them itself."""
-    if weights[0].dtype is x.dtype or variation is not None or engine not in ("auto", *FUSED):
-        return False
-    return choose("auto", rec, x, weights, sequences) in (FUSED if engine == "auto" else (engine,))
-
-
-def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> None:
-    """Raise if this is no fused engine, or one that cannot do this case."""
+def refusal(
+    engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None
+) -> str | None:
+    """Why a fused engine cannot do this case on this machine, or None."""
     if engine not in FUSED:
-        raise RuntimeError(f"{rec.cell.upper()}: no fused engine {engine!r}; choose from {', '.join(FUSED)}")
-    why_not = unavailable(engine) or FUSED[engine].refuses(rec, x, weights, sequences)
+        return f"the fused engines are {', '.join(FUSED)}"
+    if variation is not None:
+        return f"only the plain engine has {variation.named}"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "only the plain engine has forward-mode derivatives"
+    return unavailable(engine) or FUSED[engine].refuses(rec, x, weights)
+
+
+def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None) -> None:
+    """Raise if this is no fused engine, or one that cannot do this case."""
+    why_not = refusal(engine, rec, x, weights, variation)
     if why_not is not None:
         raise RuntimeError(
             f"{rec.cell.upper()}: engine={engine!r} cannot do this: {why_not}. "
             "Use engine='auto' to let the fastest engine that can take it, or engine='plain'."
         )
+
+
+def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None) -> str:
+    """The engine for this case; an engine asked for by name never gives way in silence."""
+    if engine == "plain" or not x.shape[-2]:  # an empty batch has nothing to be fast about
+        return "plain"
+    if engine != "auto":
+        check(engine, rec, x, weights, variation)
+        return engine
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        return "plain"  # ONNX knows torch's operators alone
+    return next((name for name in FUSED if refusal(name, rec, x, weights, variation) is None), "plain")
+
+
+def reads_as_they_are(
+    engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None
+) -> bool:
+    """Whether a fused engine reads weights of another precision than x's as they are, and rounds them itself."""
+    if weights[0].dtype is x.dtype:
+        return False
+    asked = FUSED if engine == "auto" else (engine,)
+    return any(refusal(name, rec, x, weights, variation) is None for name in asked)

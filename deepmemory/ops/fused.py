@@ -122,7 +122,7 @@ def scan_op(
     """y, final states, trace."""
     rec = Recurrence(cell, activation, bias, reverse, residual, masked)
     sequences = Sequences(lengths, resets, state_mask, hidden_mask)
-    engines.check(engine, rec, x, list(weights), sequences)
+    engines.check(engine, rec, x, list(weights))
     return run_forward(rec, engine, recompute, save, x, state, weights, sequences)
 
 
@@ -181,7 +181,7 @@ def scan_backward_op(
     """Gradients of x, states and weights; an empty tensor where nobody asks."""
     rec = Recurrence(cell, activation, bias, reverse, residual, masked)
     sequences = Sequences(lengths, resets, state_mask, hidden_mask)
-    engines.check(engine, rec, x, list(weights), sequences)
+    engines.check(engine, rec, x, list(weights))
     asked = 1 + len(state) + len(weights)
     if len(needs) != asked or (y is None) != recompute:
         raise RuntimeError(

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepmemory.ops.layout import GATES
 from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence, Sequences
 
 Shape = tuple[int, ...]
 ShapeOfTrace = Callable[[Recurrence, Tensor, list[Tensor]], Shape]
 
-GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 STATES = ("h_0", "c_0")
 RECORDS = {  # by the number of states
     1: ("the gradient of y", "the gradient of h_n", "y", "the trace"),
@@ -80,8 +80,8 @@ def checked_sequences(
     lengths, resets, state_mask, hidden_mask = sequences
     *runs, steps, batch, _ = x.shape
     if rec.masked != (hidden_mask is not None):
-        there = "one was given" if hidden_mask is not None else "none was given"
-        raise RuntimeError(f"{rec.cell.upper()}: masked={rec.masked} but of hidden_mask {there}; they go together")
+        given = "no hidden_mask was given" if rec.masked else "a hidden_mask was given"
+        raise RuntimeError(f"{rec.cell.upper()}: {given} with masked={rec.masked}; they go together")
     if lengths is not None:
         lengths = _checked(rec, "lengths", lengths, (*runs, batch), torch.int64, x.device).clamp(0, steps)
     if resets is not None:
@@ -198,7 +198,7 @@ def _compare(rec: Recurrence, names: Sequence[str], given: Sequence[Shape], expe
 
 def weight_shapes(rec: Recurrence, features: int, width: int, given: list[Shape]) -> list[Shape]:
     """As :class:`Recurrence` lays them out; how wide the hidden layers of a dmu are, the given shapes tell."""
-    if rec.cell in GATES:
+    if rec.classic:
         rows = GATES[rec.cell] * width
         return [(rows, features), (rows, width), *([(rows,)] * 2 if rec.bias else [])]
     deeper = given[3::2] if rec.bias else given[2:]
@@ -215,7 +215,7 @@ def weight_shapes(rec: Recurrence, features: int, width: int, given: list[Shape]
 def input_names(rec: Recurrence, weights: int) -> list[str]:
     """x, states, and so many weights as the modules call them, without layer and direction."""
     names = ["x", *STATES[: rec.states], "weight_ih", "weight_hh"]
-    if rec.cell in GATES:
+    if rec.classic:
         names += ["bias_ih", "bias_hh"]
     else:
         names += ["bias_1"] * rec.bias

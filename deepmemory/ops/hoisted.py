@@ -1,28 +1,4 @@
-"""What does not recur, for engines on the GPU: one matrix product over all time steps before and after the sweep.
-
-A sweep is the part that loops over time. It leaves two records, both (R, T, B, features):
-
-*trace*, from the forward sweep, with the features of a step in this order:
-
-====  ==========================================================================================
-dmu   hidden activations a_1 ... a_n-1; with ``needs_slopes`` their slopes, mask f', as well; z; tanh(candidate)
-rhn   for each micro-layer tanh(candidate), sigmoid(transform); then s_1 ... s_n-1
-rnn   nothing: y says it all
-gru   r, z, n, W_hn h + b_hn
-lstm  i, f, g, o, c
-====  ==========================================================================================
-
-*deltas*, from the backward sweep: the gradient of the loss by what each linear layer gave out, zero where a
-step is padding:
-
-====  ==========================================================================================
-dmu   of layer 1, ..., of layer n
-rhn   of micro-layer 1, ..., of micro-layer n
-rnn   of the sum inside the activation
-gru   of r, z, n before their activation, then of W_hn h + b_hn
-lstm  of i, f, g, o before their activation
-====  ==========================================================================================
-"""
+"""What does not recur, for engines on the GPU: one matrix product over all time steps before and after the sweep."""
 
 from __future__ import annotations
 
@@ -35,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepmemory.ops import layout
+from deepmemory.ops.layout import Source
 from deepmemory.ops.plain import without_padding
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
@@ -66,33 +44,6 @@ def pieces_of(rows: int, blocks: int) -> int:
     while pieces > 1 and (pieces * blocks > BLOCKS or rows < pieces * FEWEST_ROWS):
         pieces //= 2
     return pieces
-
-
-def needs_slopes(rec: Recurrence) -> bool:
-    """Whether the slopes of a DMU's hidden layers are kept.
-
-    The slope of silu and gelu cannot be told from their value, nor any slope from a masked value or from a sum.
-    """
-    return rec.cell == "dmu" and (rec.activation in ("silu", "gelu") or rec.residual or rec.masked)
-
-
-def trace_features(rec: Recurrence, weights: list[Tensor]) -> int:
-    """Features of a step in the trace."""
-    d = weights[1].shape[-1]
-    if rec.cell == "dmu":
-        return sum(rec.hidden_widths(weights)) * (2 if needs_slopes(rec) else 1) + 2 * d
-    if rec.cell == "rhn":
-        depth = 1 + len(rec.deeper(weights))
-        return 2 * d * depth + d * (depth - 1)
-    return {"rnn": 0, "gru": 4, "lstm": 5}[rec.cell] * d
-
-
-def delta_features(rec: Recurrence, weights: list[Tensor]) -> int:
-    """Features of a step in the deltas."""
-    extra = weights[1].shape[-1] if rec.cell == "gru" else 0
-    if rec.cell in ("dmu", "rhn"):
-        extra = sum(weight.shape[-2] for weight, _ in rec.deeper(weights))
-    return weights[1].shape[-2] + extra
 
 
 PRECISION_BY_NAME = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # newer torch; the two ways do not mix
@@ -163,42 +114,45 @@ def weight_gradients(
         weights = [w[None] for w in weights]
         grads = weight_gradients(rec, x, h0, weights, sequences.with_run(), y, trace, deltas, needs)
         return [None if g is None else g[0] for g in grads]
-    rows = weights[0].shape[-2]
-    out: list[Tensor | None] = [None] * len(weights)
+    out: list[list[Tensor]] = [[] for _ in weights]  # rows of each, in their order
+    wanted = [part for part in layout.products(rec, weights) if needs[part.weight]]
+    sources = {part.source for part in wanted}
+    if Source.ONES in sources:
+        sums = deltas.sum((1, 2))  # [R, features], one pass for all biases
+    if Source.STATE in sources:
+        start, before = _states_before(rec, h0, sequences, y)
     with matmul_like_the_sweep(x.device):
-        if needs[0]:
-            delta = deltas[..., :rows].flatten(1, 2)  # [R, T*B, rows]
-            out[0] = product(delta, without_padding(x, sequences.lengths).flatten(1, 2))
-        if needs[1]:
-            out[1] = _recurrent_weight(rec, deltas, h0, sequences, y, rows)
-        if rec.cell in ("dmu", "rhn"):
-            _deeper_weights(rec, weights, trace, deltas, sequences.state_mask, needs, out)
-    if rec.bias:
-        _biases(rec, weights, deltas, needs, out)
-    asked = zip(out, weights, needs, strict=True)
-    return [g.to(weight.dtype) if needed and g is not None else None for g, weight, needed in asked]
+        for part in wanted:
+            columns = slice(part.left, part.left + part.lefts)
+            delta = deltas[..., columns]  # [R, T, B, rows]
+            if part.source is Source.ONES:
+                # Both biases of torch's own cells may have the same gradient, and each wants memory of its own.
+                rows = sums[:, columns].clone() if rec.classic and part.weight == 3 else sums[:, columns]
+            elif part.source is Source.STATE:
+                rows = product(_first_visited(delta, rec.reverse, sequences.lengths), start)
+                later = delta[:, :-1] if rec.reverse else delta[:, 1:]
+                rows = rows + product(later.flatten(1, 2), before.flatten(1, 2)) if later.shape[1] else rows
+            else:
+                if part.source is Source.X:
+                    seen = without_padding(x, sequences.lengths)
+                else:
+                    seen = trace[..., part.right : part.right + part.rights]
+                    if rec.cell == "rhn" and sequences.state_mask is not None:
+                        seen = seen * sequences.state_mask[:, None]
+                rows = product(delta.flatten(1, 2), seen.flatten(1, 2))
+            out[part.weight].append(rows)
+    joined = [torch.cat(rows, 1) if len(rows) > 1 else rows[0] if rows else None for rows in out]
+    return [None if g is None else g.to(weight.dtype) for g, weight in zip(joined, weights, strict=True)]
 
 
-def _recurrent_weight(
-    rec: Recurrence, deltas: Tensor, h0: Tensor, sequences: Sequences, y: Tensor, rows: int
-) -> Tensor:
-    """Sum over steps of delta times the state before the step as weights see it: y one step earlier, or h0."""
-    delta = deltas if rec.cell == "gru" else deltas[..., :rows]
+def _states_before(rec: Recurrence, h0: Tensor, sequences: Sequences, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The states before the steps as weights see them: before each sequence's first, and before all others."""
     lengths, resets, mask, _ = sequences
-    if not rec.reverse:
-        later, before = delta[:, 1:], y[:, :-1]
-    else:
-        later, before = delta[:, :-1], y[:, 1:]  # past its end a sequence's y is zero and adds nothing
-    start = _first_visited(delta, rec.reverse, lengths)
+    before = y[:, 1:] if rec.reverse else y[:, :-1]  # past its end a sequence's y is zero and adds nothing
     if resets is not None:
         h0 = h0.masked_fill(_first_visited(resets[..., None], rec.reverse, lengths), 0)
         before = before.masked_fill((resets[:, :-1] if rec.reverse else resets[:, 1:])[..., None], 0)
-    if mask is not None:
-        h0, before = h0 * mask, before * mask[:, None]
-    grad = product(start, h0)
-    if later.shape[1]:
-        grad = grad + product(later.flatten(1, 2), before.flatten(1, 2))
-    return _without_candidate(rec, grad)
+    return (h0, before) if mask is None else (h0 * mask, before * mask[:, None])
 
 
 def _first_visited(record: Tensor, reverse: bool, lengths: Tensor | None) -> Tensor:
@@ -209,55 +163,3 @@ def _first_visited(record: Tensor, reverse: bool, lengths: Tensor | None) -> Ten
         return record[:, -1]
     last = (lengths - 1).clamp(min=0)[:, None, :, None]
     return record.gather(1, last.expand(-1, 1, -1, record.shape[-1]))[:, 0]
-
-
-def _without_candidate(rec: Recurrence, rows: Tensor) -> Tensor:
-    """Of a GRU's four groups of rows the recurrent side has r, z and the last one."""
-    if rec.cell != "gru":
-        return rows
-    r, z, _, n = rows.chunk(4, 1)
-    return torch.cat([r, z, n], 1)
-
-
-def _deeper_weights(
-    rec: Recurrence,
-    weights: list[Tensor],
-    trace: Tensor,
-    deltas: Tensor,
-    state_mask: Tensor | None,
-    needs: Sequence[bool],
-    out: list[Tensor | None],
-) -> None:
-    deeper = rec.deeper(weights)
-    d = weights[1].shape[-1]
-    at_input = 0 if rec.cell == "dmu" else 2 * d * (1 + len(deeper))
-    at_delta = weights[1].shape[-2]
-    stride = 2 if rec.bias else 1
-    for k, (weight, _) in enumerate(deeper):
-        rows, columns = weight.shape[-2:]
-        delta = deltas[..., at_delta : at_delta + rows].flatten(1, 2)
-        index = (3 if rec.bias else 2) + stride * k
-        if needs[index]:
-            inputs = trace[..., at_input : at_input + columns]
-            if rec.cell == "rhn" and state_mask is not None:
-                inputs = inputs * state_mask[:, None]
-            out[index] = product(delta, inputs.flatten(1, 2))
-        at_input += columns
-        at_delta += rows
-
-
-def _biases(
-    rec: Recurrence, weights: list[Tensor], deltas: Tensor, needs: Sequence[bool], out: list[Tensor | None]
-) -> None:
-    """All biases from one pass over the deltas; the results are parts of one tensor."""
-    classic = rec.cell in ("rnn", "gru", "lstm")
-    at = (2, 3) if classic else range(2, len(weights), 2)
-    if not any(needs[index] for index in at):
-        return
-    sums = deltas.sum((1, 2))  # [R, features]
-    if classic:
-        out[2] = sums[:, : weights[0].shape[-2]]
-        out[3] = _without_candidate(rec, sums) if rec.cell == "gru" else sums.clone()
-    else:
-        for index, part in zip(at, sums.split([weights[index].shape[-1] for index in at], 1), strict=True):
-            out[index] = part

@@ -125,7 +125,7 @@ def lstm_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Te
     i, f, g, o = (projected + F.linear(seen(h, sequences), weights[1], bias)).chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     h = torch.sigmoid(o) * torch.tanh(c)
-    if len(weights) == (5 if rec.bias else 3):
+    if rec.projects(weights):
         h = F.linear(h, weights[-1])
     return h, c
 

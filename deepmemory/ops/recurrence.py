@@ -41,6 +41,11 @@ class Recurrence(NamedTuple):
     masked: bool = False  # the hidden layers of a dmu go through a mask; ``ops.scan`` sets it
 
     @property
+    def classic(self) -> bool:
+        """Whether this is one of torch's own cells: one linear layer, with a bias for x and one for the state."""
+        return self.cell in ("rnn", "gru", "lstm")
+
+    @property
     def states(self) -> int:
         """How many tensors make up the state: h, or h and c."""
         return 2 if self.cell == "lstm" else 1
@@ -55,13 +60,17 @@ class Recurrence(NamedTuple):
             return list(zip(weights[3::2], weights[4::2], strict=True))
         return [(weight, None) for weight in weights[2:]]
 
+    def projects(self, weights: Sequence[Tensor]) -> bool:
+        """Whether an LSTM's state is projected: there is a weight for it."""
+        return self.cell == "lstm" and len(weights) == (5 if self.bias else 3)
+
     def hidden_widths(self, weights: Sequence[Tensor]) -> list[int]:
         """Widths of a dmu's hidden layers; the other cells have none."""
         return [weight.shape[-1] for weight, _ in self.deeper(list(weights))] if self.cell == "dmu" else []
 
     def between(self, weights: Sequence[Tensor]) -> Sequence[int]:
         """Places of the weights whose columns are units of the state or of a hidden layer."""
-        if self.cell not in ("dmu", "rhn"):
+        if self.classic:
             return range(1, min(2, len(weights)))
         return [1, *range(3, len(weights), 2)][: len(weights) // 2] if self.bias else range(1, len(weights))
 

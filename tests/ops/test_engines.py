@@ -39,6 +39,7 @@ def test_forward_mode_takes_the_plain_engine(monkeypatch):
         assert torch.autograd.forward_ad.unpack_dual(y).tangent.abs().sum() > 0
 
 
-def test_an_empty_batch_needs_no_fused_engine(monkeypatch):
+@pytest.mark.parametrize("engine", ["auto", *engines.NAMES])
+def test_an_empty_batch_needs_no_fused_engine(engine, monkeypatch):
     monkeypatch.setattr(engines, "unavailable", lambda name: "gone")
-    assert dm.DMU(3, 4)(torch.randn(5, 0, 3))[0].shape == (5, 0, 4)
+    assert dm.DMU(3, 4, engine=engine)(torch.randn(5, 0, 3))[0].shape == (5, 0, 4)

@@ -200,6 +200,10 @@ WRONG = {
     "unknown cell": lambda a: {"cell": "gruu"},
     "unknown activation": lambda a: {"activation": "sine"},
     "unknown engine": lambda a: {"engine": "gpu"},
+    "no fused engine": lambda a: {"engine": "plain"},
+    "residual of another cell": lambda a: {"residual": True},
+    "a mask that is not there": lambda a: {"masked": True},
+    "resets": lambda a: {"resets": torch.zeros(9, 4, dtype=torch.bool, device=a["x"].device)},
     "another cell": lambda a: {"cell": "gru"},
     "lengths": lambda a: {"lengths": torch.ones(9, dtype=torch.int64, device=a["x"].device)},
 }

@@ -6,7 +6,7 @@ from layers import LAYERS, OWN
 from tolerances import TOLERANCES
 
 import deepmemory as dm
-from deepmemory.ops import Recurrence, Sequences, cpu, engines
+from deepmemory.ops import Recurrence, cpu, engines
 
 HALF = (torch.bfloat16, torch.float16)
 needs_cpu_engine = pytest.mark.skipif(cpu.unavailable() is not None, reason=f"no CPU engine: {cpu.unavailable()}")
@@ -67,5 +67,5 @@ def test_weights_of_another_precision_go_as_they_are_to_an_engine_that_takes_the
     monkeypatch.setattr(engines.FUSED["nvrtc"], "refuses", lambda *case: None)
     x, weights = torch.empty(4, 2, 3, dtype=torch.bfloat16), [torch.empty(5, 3), torch.empty(5, 5)]
     rec = Recurrence("rnn", bias=False)
-    assert engines.takes_as_they_are(engine, rec, x, weights, Sequences(), None) is mixes
-    assert not engines.takes_as_they_are(engine, rec, x.float(), weights, Sequences(), None)
+    assert engines.reads_as_they_are(engine, rec, x, weights) is mixes
+    assert not engines.reads_as_they_are(engine, rec, x.float(), weights)

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from deepmemory.ops import engines, hoisted, nvrtc, plain
+from deepmemory.ops.layout import delta_features, trace_features
 from deepmemory.ops.nvrtc import compiler, products
 from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, plan
 from deepmemory.ops.recurrence import Recurrence, Sequences, resets_of_sweep
@@ -378,8 +379,8 @@ def products_of(rec, weights, needs, engine, *, steps=5, batch=3, runs=None, len
         else draw(steps, batch, weights[0].shape[-1])
     )
     y, h0 = draw(steps, batch, d), draw(batch, d)
-    trace = draw(steps, batch, hoisted.trace_features(rec, weights))
-    deltas = draw(steps, batch, hoisted.delta_features(rec, weights))
+    trace = draw(steps, batch, trace_features(rec, weights))
+    deltas = draw(steps, batch, delta_features(rec, weights))
     if lengths is not None:
         lengths = torch.tensor(lengths, device=DEVICE).expand(*x.shape[:-3], batch)
         padding = torch.arange(steps, device=DEVICE)[:, None] >= lengths[..., None, :]

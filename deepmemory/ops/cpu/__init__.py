@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, FULL_LENGTH, Recurrence, Sequences
+from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence, Sequences
 
 LEVEL_VARIABLE = "DEEPMEMORY_CPU_LEVEL"
 
@@ -94,7 +94,7 @@ def unavailable() -> str | None:
     return lib if isinstance(lib, str) else None
 
 
-def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> str | None:
+def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
     """Why this engine cannot do this case, or None."""
     if x.device.type != "cpu":
         return f"it runs on the CPU and x is on {x.device}"
@@ -102,7 +102,7 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequen
         return f"it takes float32, float64, bfloat16 and float16, not {x.dtype}"
     if weights and weights[0].dtype is not x.dtype:
         return f"its weights are {weights[0].dtype}, and the input is {x.dtype}"
-    if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
+    if rec.projects(weights):
         return "it has no LSTM with a projected state (proj_size)"
     return None
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import hoisted
+from deepmemory.ops.layout import delta_features, trace_features
 from deepmemory.ops.nvrtc import compiler, products
 from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MMA, MOST_WARPS, Plan, Shape, plan
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
@@ -38,7 +39,7 @@ def unavailable() -> str | None:
     return None
 
 
-def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> str | None:
+def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
     """Why this engine cannot do this case, or None."""
     if x.device.type != "cuda":
         return f"it runs on NVIDIA GPUs, and the input is on {x.device.type}"
@@ -51,7 +52,7 @@ def _refuses_anywhere(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str 
         return f"it takes float32, bfloat16 and float16, and the input is {x.dtype}"
     if any(weight.dtype is not weights[0].dtype or weight.dtype not in DTYPES for weight in weights):
         return "it takes weights of one type: float32, bfloat16 or float16"
-    if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
+    if rec.projects(weights):
         return "it has no LSTM with projections"
     if rec.cell == "rnn" and rec.activation in ("silu", "gelu"):
         return f"it has no RNN with {rec.activation}: y does not tell the slope"
@@ -62,7 +63,7 @@ def _refuses_anywhere(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str 
 
 def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
     """(R, T, B, features)."""
-    return (*x.shape[:-1], hoisted.trace_features(rec, weights))
+    return (*x.shape[:-1], trace_features(rec, weights))
 
 
 class Device(NamedTuple):
@@ -125,7 +126,7 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
         shape = Shape.of(rec, x.dtype, weights, sequences)
         layout = _layout(shape, tensor_cores, runs, batch, index)
         blocks = -(-batch // layout.rows) * layout.cluster
-        features = hoisted.trace_features(rec, weights), hoisted.delta_features(rec, weights)
+        features = trace_features(rec, weights), delta_features(rec, weights)
         layer = _layers[key] = Layer(shape, layout, blocks, *features, {})
     return layer
 
@@ -217,9 +218,9 @@ def _weights_of_the_sweep(
     rec: Recurrence, layer: Layer, x: Tensor, weights: list[Tensor], backward: bool
 ) -> list[Tensor | None]:
     """Matrices, biases, and memory for what is read at every step, in the order in which blocks read it."""
-    deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
+    deeper = [] if rec.classic else rec.deeper(weights)
     # The input's bias is in the projected x already; torch's own cells have another one on the state's side.
-    first = weights[3] if rec.bias and rec.cell in ("rnn", "gru", "lstm") else None
+    first = weights[3] if rec.bias and rec.classic else None
     quads = (layer.layout.backward if backward else layer.layout.forward).streamed_quads
     size = _runs(x) * layer.layout.cluster * quads * 4
     streamed = x.new_empty(size, dtype=torch.float32) if size else None

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from deepmemory.ops.layout import GATES
 from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, FULL_LENGTH, Recurrence, Sequences
 
-GATES = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # of a layer that makes a state
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FMA, MMA = "fma", "mma"  # exact float32 multiplications, tensor cores
 PRODUCTS = (FMA, MMA)
@@ -70,7 +70,7 @@ class Shape:
     ) -> Shape:
         """Read the shape off a layer's weights, with or without a dimension of runs."""
         d = weights[1].shape[-1]
-        deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
+        deeper = [] if rec.classic else rec.deeper(weights)
         hidden = [weight.shape[-1] for weight, _ in deeper]
         return cls(
             rec.cell,

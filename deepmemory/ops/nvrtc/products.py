@@ -1,58 +1,17 @@
-"""Weight gradients in one launch: which products a layer has, and how they are cut among blocks."""
+"""Weight gradients in one launch: how the products of a layer are cut among blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from torch import Tensor
 
+from deepmemory.ops import layout
 from deepmemory.ops.nvrtc.plan import Shape
 from deepmemory.ops.recurrence import Recurrence
 
 THREADS = 256  # as in ``products.cuh``, like all that follows of tiles
 MOST_MULTIPLICATIONS = 10**9  # beyond, the library's products are faster, and long enough to hide their launches
-
-OF_X, OF_STATE, OF_TRACE, OF_ONES = range(4)  # what stands on the right of a product, as in ``products.cuh``
-
-
-class Factors(NamedTuple):
-    """Some rows of one weight's gradient: features of the deltas times features of what the weight saw."""
-
-    weight: int  # index in the flat list
-    row: int  # of the weight, the first
-    left: int  # feature of the deltas, the first
-    lefts: int
-    source: int
-    right: int  # feature of the trace, the first
-    rights: int
-
-
-def factors(rec: Recurrence, weights: list[Tensor]) -> Iterator[Factors]:
-    """All products of a layer; ``hoisted`` tells how deltas and trace are laid out."""
-    rows, inputs, d = weights[0].shape[-2], weights[0].shape[-1], weights[1].shape[-1]
-    yield Factors(0, 0, 0, rows, OF_X, 0, inputs)
-    # A GRU's deltas have four groups: r and z, the candidate as x sees it, the candidate as h sees it.
-    recurrent = [(0, 0, 2 * d), (2 * d, 3 * d, d)] if rec.cell == "gru" else [(0, 0, rows)]
-    for row, left, lefts in recurrent:
-        yield Factors(1, row, left, lefts, OF_STATE, 0, d)
-    if rec.bias:
-        yield Factors(2, 0, 0, rows, OF_ONES, 0, 1)
-    if rec.cell in ("rnn", "gru", "lstm"):
-        if rec.bias:
-            for row, left, lefts in recurrent:
-                yield Factors(3, row, left, lefts, OF_ONES, 0, 1)
-        return
-    deeper = rec.deeper(weights)
-    left, right = rows, 0 if rec.cell == "dmu" else 2 * d * (1 + len(deeper))
-    index = 3 if rec.bias else 2
-    for weight, bias in deeper:
-        lefts, rights = weight.shape[-2:]
-        yield Factors(index, 0, left, lefts, OF_TRACE, right, rights)
-        if bias is not None:
-            yield Factors(index + 1, 0, left, lefts, OF_ONES, 0, 1)
-        index += 1 if bias is None else 2
-        left, right = left + lefts, right + rights
 
 
 class Tile(NamedTuple):
@@ -109,7 +68,7 @@ def table(rec: Recurrence, weights: list[Tensor], runs: int, needs: tuple[bool, 
     for weight, needed in zip(weights, needs, strict=True):
         begins.append(total)
         total += weight.numel() if needed else 0
-    wanted = [part for part in factors(rec, weights) if needs[part.weight]]
+    wanted = [part for part in layout.products(rec, weights) if needs[part.weight]]
     shape = Shape.of(rec, weights[1].dtype, weights)
     room, tile = terms_of(len(shape.widths)), Tile.of(shape)
     if not wanted or len(wanted) > room:

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from deepmemory.ops import hoisted
-from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
+from deepmemory.ops import hoisted, layout
+from deepmemory.ops.recurrence import Recurrence, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)  # the first with TF32 and bfloat16 on the tensor cores
@@ -38,7 +38,7 @@ def unavailable() -> str | None:
     return None
 
 
-def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> str | None:
+def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
     """Why this engine cannot do this case, or None."""
     wanted = "cpu" if interpreted() else "cuda"
     if x.device.type != wanted:
@@ -47,7 +47,7 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequen
         return f"it knows {', '.join(str(dtype) for dtype in DTYPES)}, and the input is {x.dtype}"
     if any(w.dtype != x.dtype or w.device != x.device for w in weights):
         return "input and weights differ in dtype or device"
-    if rec.cell == "lstm" and len(weights) == (5 if rec.bias else 3):
+    if rec.projects(weights):
         return "it has no projected LSTM state (proj_size)"
     if rec.cell == "rnn" and rec.activation not in ("tanh", "relu", "leaky_relu"):
         return f"it has no RNN with {rec.activation}"
@@ -60,7 +60,7 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequen
 def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
     """Shape of the trace for x (R, T, B, m), R = 1 where x has no dimension of runs."""
     runs = x.shape[:-3] or (1,)
-    return *runs, *x.shape[-3:-1], hoisted.trace_features(rec, weights)
+    return *runs, *x.shape[-3:-1], layout.trace_features(rec, weights)
 
 
 def forward(

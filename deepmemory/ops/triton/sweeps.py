@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from deepmemory.ops import hoisted
+from deepmemory.ops import hoisted, layout
+from deepmemory.ops.layout import GATES, Linear
 from deepmemory.ops.recurrence import Recurrence, Sequences
 from deepmemory.ops.triton.streamed import backward_streamed, forward_streamed
 
-GROUPS = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # groups of rows in the layer that makes the gates
 ALIGN = 16  # widths are padded to this many features, the least a tensor core takes
 TILE_COST = 96  # what starting a tile costs, in columns
 MANY_PROGRAMS = 128  # with more tiles than this a GPU is full, and larger tiles read the weights less often
@@ -29,7 +29,12 @@ class Layer(NamedTuple):
 
     weight: Tensor  # (R, groups * width, inputs)
     bias: Tensor | None  # (R, groups * width), where the sweep has to add it
-    groups: int
+    place: Linear  # among the weights, in trace and deltas
+
+    @property
+    def groups(self) -> int:
+        """Of outputs: gates, or one hidden layer."""
+        return self.place.groups
 
     @property
     def width(self) -> int:
@@ -59,7 +64,7 @@ def plan(rec: Recurrence, layers: list[Layer], tensor: Tensor, programs: int, ba
     widest = max(layer.width for layer in layers)
     rows = 16 if programs <= MANY_PROGRAMS else 32
     cap = 512 if rows == 16 else 128  # accumulators of a row, in registers
-    groups = GROUPS[rec.cell]
+    groups = GATES[rec.cell]
     if backward:
         gates, hidden = _tile(d, cap // 2), _tile(widest, cap // 2)
         columns = max(gates, hidden)
@@ -79,13 +84,12 @@ def _tile(width: int, most: int) -> int:
 
 
 def layers_of(rec: Recurrence, weights: list[Tensor]) -> list[Layer]:
-    """The linear layers a step goes through, in order. The first one's input bias is in the projected x already."""
-    bias = weights[3] if rec.cell == "gru" and rec.bias else None
-    deeper = rec.deeper(weights) if rec.cell in ("dmu", "rhn") else []
-    if rec.cell == "dmu":
-        pairs = [(weights[1], None), *deeper]
-        return [Layer(w, b, 2 if k == len(deeper) else 1) for k, (w, b) in enumerate(pairs)]
-    return [Layer(w, b, GROUPS[rec.cell]) for w, b in [(weights[1], bias), *deeper]]
+    """The linear layers of a step, in order. Biases of the first one are in the projected x, but for a gru's."""
+    folded = rec.cell in ("rnn", "lstm")
+    return [
+        Layer(weights[place.weight], None if folded or place.bias is None else weights[place.bias], place)
+        for place in layout.linear_layers(rec, weights)
+    ]
 
 
 def forward(
@@ -100,7 +104,7 @@ def forward(
     layers, lengths = layers_of(rec, weights), sequences.lengths
     runs, steps, batch, _ = projected.shape
     d = layers[0].inputs
-    features = hoisted.trace_features(rec, weights) if save else 0
+    features = layout.trace_features(rec, weights) if save else 0
     new = projected.new_empty if lengths is None else projected.new_zeros  # the sweep ends with the longest sequence
     y = new(runs, steps, batch, d)
     trace = new(runs, steps, batch, features) if save else projected.new_empty(0)
@@ -117,7 +121,7 @@ def forward(
     choices = {
         "CELL": rec.cell,
         "ACTIVATION": rec.activation,
-        "GROUPS": GROUPS[rec.cell],
+        "GROUPS": GATES[rec.cell],
         "LENGTHS": lengths is not None,
         "RESETS": sequences.resets is not None,
         "STATE_MASK": sequences.state_mask is not None,
@@ -125,7 +129,7 @@ def forward(
         "RESIDUAL": rec.residual,
         "REVERSE": rec.reverse,
         "SAVE": save,
-        "SLOPES": hoisted.needs_slopes(rec),
+        "SLOPES": layout.needs_slopes(rec),
         "PRECISION": precision(projected),
         "BM": chosen.rows,
         "num_warps": chosen.warps,
@@ -135,7 +139,7 @@ def forward(
     with _device_of(projected):
         packed, starts = pack(layers, transposed=False)
         biases, bias_starts = pack_biases(layers)
-        table = layer_table(rec, layers, starts, bias_starts, projected.device)
+        table = layer_table(layers, starts, bias_starts, projected.device)
         width = max(_padded(layer.inputs) for layer in layers)
         operand = projected.new_empty(tiles, 2, chosen.rows, width)
         carry = projected.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
@@ -162,7 +166,7 @@ def backward(
     """Deltas (R, T, B, features) and the gradients of the initial states."""
     layers, lengths = layers_of(rec, weights), sequences.lengths
     runs, steps, batch, d = y.shape
-    features = hoisted.delta_features(rec, weights)
+    features = layout.delta_features(rec, weights)
     new = y.new_empty if lengths is None else y.new_zeros
     deltas = new(runs, steps, batch, features)
     grads = [s.new_empty(s.shape) for s in state]
@@ -185,7 +189,7 @@ def backward(
         "STATE_MASK": sequences.state_mask is not None,
         "RESIDUAL": rec.residual,
         "REVERSE": rec.reverse,
-        "SLOPES": hoisted.needs_slopes(rec),
+        "SLOPES": layout.needs_slopes(rec),
         "PRECISION": precision(y),
         "BM": chosen.rows,
         "num_warps": chosen.warps,
@@ -194,7 +198,7 @@ def backward(
     }
     with _device_of(y):
         packed, starts = pack(layers, transposed=True)
-        table = layer_table(rec, layers, starts, (0,) * len(layers), y.device)
+        table = layer_table(layers, starts, (0,) * len(layers), y.device)
         width = max(layer.groups * _padded(layer.width) for layer in layers)
         operand = y.new_empty(tiles, 2, chosen.rows, width)
         carry = y.new_empty(tiles, rec.states, chosen.rows, _padded(d), dtype=torch.float32)
@@ -248,35 +252,14 @@ def pack_biases(layers: list[Layer]) -> tuple[Tensor | None, tuple[int, ...]]:
 
 
 def layer_table(
-    rec: Recurrence, layers: list[Layer], starts: tuple[int, ...], bias_starts: tuple[int, ...], device: torch.device
+    layers: list[Layer], starts: tuple[int, ...], bias_starts: tuple[int, ...], device: torch.device
 ) -> Tensor:
     """Sizes and places of each layer, as ``streamed`` reads them."""
-    d, widths = layers[0].inputs, [layer.width for layer in layers]
-    outputs = tuple(accumulate((layer.weight.shape[1] for layer in layers[:-1]), initial=0))
-    if rec.cell == "dmu":
-        at_trace = list(accumulate(widths[:-1], initial=0))
-        at_slopes = [at + at_trace[-1] for at in at_trace]
-        if hoisted.needs_slopes(rec):
-            at_trace[-1] *= 2  # the gates come after the slopes
-    else:
-        at_trace = [2 * d * k for k in range(len(layers))]
-        at_slopes = [2 * d * len(layers) + d * k for k in range(len(layers))]
-    rows = tuple(
-        (
-            _padded(layer.inputs),
-            layer.width,
-            layer.groups * _padded(layer.width),
-            start,
-            bias_start,
-            trace,
-            slopes,
-            output,
-        )
-        for layer, start, bias_start, trace, slopes, output in zip(
-            layers, starts, bias_starts, at_trace, at_slopes, outputs, strict=True
-        )
-    )
-    return _on_device(rows, device)
+    rows = []
+    for layer, start, bias_start in zip(layers, starts, bias_starts, strict=True):
+        sizes = _padded(layer.inputs), layer.width, layer.groups * _padded(layer.width)
+        rows.append((*sizes, start, bias_start, layer.place.made, layer.place.after, layer.place.delta))
+    return _on_device(tuple(rows), device)
 
 
 @lru_cache(maxsize=256)
