@@ -16,7 +16,8 @@ from typing import Any, get_type_hints
 CELLS = ("rnn", "lstm", "gru", "rhn", "dmu")
 SYNTHETIC = ("adding", "temporal-order", "noisy-sequence")
 REAL = ("polymusic", "natlang", "translation", "pixel-mnist")
-TASKS = SYNTHETIC + REAL
+PAPER_TASKS = SYNTHETIC + REAL
+TASKS = (*PAPER_TASKS, "ptb")
 ACTIVATIONS = ("leaky_relu", "relu", "tanh", "silu", "gelu")
 NOISES = ("random", "fixed")
 CONDITIONS = ("free", "kept")
@@ -26,6 +27,7 @@ RELEASES = ("2020", "2018")
 FEEDBACKS = ("own", "teacher")
 PIXELS = ("ordered", "permuted")
 SHARED_RATE = "same"  # value of module_rate: the paper's DMU-C
+DROPPING = ("polymusic", "pixel-mnist", "ptb")  # tasks whose network has dropout around the recurrent block
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 LAUNCHERS = ("local", "ray")
 LARGEST = 2**31 - 1  # of any whole number
@@ -66,6 +68,11 @@ def option(
     owner = next(((name, belongs) for name, belongs in owners.items() if belongs), None)
     limits = {"choices": choices, "least": least, "most": most, "positive": positive}
     return field(default=default, metadata={"help": help, "panel": panel, "owner": owner, "later": later, **limits})
+
+
+def share(help: str, panel: str, *, cells: tuple[str, ...] = (), tasks: tuple[str, ...] = ()) -> Any:
+    """A field for a dropout probability, 0 by default."""
+    return option(0.0, help, panel, least=0, most=1, cells=cells, tasks=tasks, later=True)
 
 
 @dataclass(frozen=True)
@@ -159,7 +166,7 @@ class Setting:
         later=True,
     )
     window: int = option(
-        100, "natlang: words per optimiser step", DATA, least=1, most=2**16, tasks=("natlang",), later=True
+        100, "natlang, ptb: words per optimiser step", DATA, least=1, most=2**16, tasks=("natlang", "ptb"), later=True
     )
     language: str = option(
         "spanish",
@@ -218,12 +225,64 @@ class Setting:
     )
     limit: int = option(
         0,
-        "polymusic, natlang, pixel-mnist: use only this many pieces, words or images of each split; 0 for all",
+        "polymusic, natlang, ptb, pixel-mnist: use only this many pieces, words or images of each split; 0 for all",
         DATA,
         least=0,
         most=2**31,
-        tasks=("polymusic", "natlang", "pixel-mnist"),
+        tasks=("polymusic", "natlang", "ptb", "pixel-mnist"),
         later=True,
+    )
+    residual: bool = option(
+        False,
+        "DMU: every hidden layer of the transition from the second on adds to the one before it",
+        NETWORK,
+        cells=("dmu",),
+        later=True,
+    )
+    transform_bias: float = option(
+        0.0, "RHN: added to the initial bias of its transform gates", NETWORK, cells=("rhn",), later=True
+    )
+    recurrent_dropout: float = share(
+        "share of the state that the recurrent weights do not see; one mask for each sequence", NETWORK
+    )
+    transition_dropout: float = share(
+        "DMU: share of the hidden layers that is zeroed; one mask for each sequence", NETWORK, cells=("dmu",)
+    )
+    input_dropout: float = share(
+        "share of the recurrent block's input that is zeroed; one mask for each sequence", NETWORK, tasks=DROPPING
+    )
+    output_dropout: float = share(
+        "share of the recurrent block's output that is zeroed; one mask for each sequence", NETWORK, tasks=DROPPING
+    )
+    word_dropout: float = share("ptb: share of the words that are left out of the input", NETWORK, tasks=("ptb",))
+    embedding_rate: float = option(
+        0.0, "ptb: learning rate of the embedding; 0 for lr", OPTIMISATION, least=0, tasks=("ptb",), later=True
+    )
+    cosine: int = option(
+        0,
+        "epochs over which the learning rate falls to zero along half a cosine; 0 for none",
+        OPTIMISATION,
+        least=0,
+        most=2**20,
+        later=True,
+    )
+    warmup: int = option(
+        0,
+        "epochs before the learning rate has risen to its value, in equal steps; 0 for none",
+        OPTIMISATION,
+        least=0,
+        most=2**20,
+        later=True,
+    )
+    clip: float = option(
+        0.0,
+        "largest norm of a run's gradient; longer ones are scaled down; 0 for none",
+        OPTIMISATION,
+        least=0,
+        later=True,
+    )
+    beta2: float = option(
+        0.999, "Adam's decay rate of the mean squared gradient", OPTIMISATION, least=0, most=1, later=True
     )
 
     def __post_init__(self) -> None:
@@ -244,6 +303,8 @@ class Setting:
                 "noisy-sequence has one length: give min_length and max_length the same value, "
                 f"got {self.min_length} and {self.max_length}"
             )
+        if self.task == "translation" and (self.recurrent_dropout or self.transition_dropout):
+            raise ValueError("translation has no dropout; leave out recurrent_dropout and transition_dropout")
         for name, (owner, belongs) in OWNERS.items():
             if not self.has(name) and getattr(self, name) != DEFAULTS[name]:
                 raise ValueError(
@@ -255,6 +316,11 @@ class Setting:
         """Whether a setting means something to this cell and task."""
         owner, belongs = OWNERS.get(name, ("cell", CELLS))
         return getattr(self, owner) in belongs
+
+    @property
+    def drops(self) -> bool:
+        """Whether there is any dropout."""
+        return any(getattr(self, of.name) for of in fields(self) if of.name.endswith("_dropout"))
 
     @property
     def key(self) -> str:
@@ -326,7 +392,8 @@ def check_limits(of: Field[Any], value: Any) -> None:
     for number in value if isinstance(value, tuple) else (value,):
         if isinstance(number, float) and not math.isfinite(number):
             raise ValueError(f"{of.name} should be a finite number, got {value}")
-        if isinstance(number, int) and number > (most := of.metadata["most"] or LARGEST):
+        most = LARGEST if of.metadata["most"] is None and isinstance(number, int) else of.metadata["most"]
+        if most is not None and number > most:
             raise ValueError(f"{of.name} should be at most {most}, got {value}")
         if of.metadata["positive"] and not number > 0:
             raise ValueError(f"{of.name} should be positive, got {value}")
@@ -375,11 +442,13 @@ def parse(name: str, kind: Any, value: Any) -> Any:
             return tuple(int(width) for width in value)
         if name == "pairs" and value == "all":
             return 0
+        if kind is bool:
+            return value if isinstance(value, bool) else {"true": True, "false": False}[str(value).lower()]
         if kind is int and isinstance(value, float) and value != int(value):
             raise ValueError
         return kind(value)
-    except (TypeError, ValueError, OverflowError):
-        expected = {int: "a whole number", float: "a number", str: "text"}.get(
+    except (TypeError, ValueError, OverflowError, KeyError):
+        expected = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(
             kind, "whole numbers separated by commas"
         )
         raise ValueError(f"{name} should be {expected}, got {value!r}") from None

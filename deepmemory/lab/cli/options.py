@@ -83,7 +83,7 @@ class OptionsOf:
 
 def text_option(of: Field[Any], kind: Any) -> inspect.Parameter:
     """An option that may be left out and is read by :func:`deepmemory.lab.settings.change`."""
-    shown = {int: "<int>", float: "<float>", str: "<str>"}.get(kind, "<int,...>")
+    shown = {int: "<int>", float: "<float>", str: "<str>", bool: "<bool>"}.get(kind, "<int,...>")
     how = typer.Option(help=of.metadata["help"], rich_help_panel=of.metadata["panel"], metavar=shown)
     return keyword(of.name, Annotated[str | None, how], None)
 

@@ -13,12 +13,14 @@ from deepmemory.lab.tasks.natlang import NatLang
 from deepmemory.lab.tasks.noisy_sequence import NoisySequence
 from deepmemory.lab.tasks.pixel_mnist import PixelMNIST
 from deepmemory.lab.tasks.polymusic import PolyMusic
+from deepmemory.lab.tasks.ptb import PTB
 from deepmemory.lab.tasks.synthetic import Sequences
 from deepmemory.lab.tasks.temporal_order import TemporalOrder
 from deepmemory.lab.tasks.translation import Translation
 
 __all__ = [
     "FORMATS",
+    "PTB",
     "TASK_CLASSES",
     "Adding",
     "Batch",
@@ -47,6 +49,7 @@ TASK_CLASSES: dict[str, type[Task]] = {
     "natlang": NatLang,
     "translation": Translation,
     "pixel-mnist": PixelMNIST,
+    "ptb": PTB,
 }
 
 
@@ -85,6 +88,8 @@ def real_task(task: str, name: str, pairs: int, permuted: bool, limit: int, data
         return PolyMusic(load_music(name, data), limit)
     if task == "natlang":
         return NatLang(load_text(data), limit)
+    if task == "ptb":
+        return PTB(load_text(data), limit)
     if task == "translation":
         return Translation(load_pairs(name, pairs or None, data))
     return PixelMNIST(load_digits(data), permuted, limit)
@@ -99,5 +104,5 @@ def data_of(setting: Setting) -> str | None:
     pairs = setting.language
     if setting.release != DEFAULTS["release"]:
         pairs += f"-{setting.release}"
-    names = {"polymusic": setting.music, "natlang": "ptb", "translation": pairs, "pixel-mnist": "mnist"}
+    names = {"polymusic": setting.music, "natlang": "ptb", "ptb": "ptb", "translation": pairs, "pixel-mnist": "mnist"}
     return names.get(setting.task)

@@ -41,7 +41,8 @@ class NatLang:
         self, split: int, setting: Setting, seeds: Tensor, batch_size: int, dtype: torch.dtype, shard: Shard = WHOLE
     ) -> Feed:
         """The same text for every run."""
-        return WindowFeed(self.texts.on(seeds.device)[SPLITS[split]], setting, len(seeds), dtype, shard)
+        text = self.texts.on(seeds.device)[SPLITS[split]]
+        return WindowFeed(text, setting, len(seeds), dtype, setting.batch, setting.window, shard)
 
     def tally(self, output: tuple[Tensor, Any], batch: Batch) -> Tally:
         """Every word counts once."""
@@ -54,12 +55,21 @@ class WindowFeed:
 
     in_dims: tuple[int | None, ...] = (None, 0)
 
-    def __init__(self, text: Tensor, setting: Setting, runs: int, dtype: torch.dtype, shard: Shard = WHOLE) -> None:
-        self.text, self.window = text, setting.window
-        self.length = -(-(len(text) - 1) // setting.batch)  # words to predict in a stream; the last may have fewer
-        streams = torch.arange(setting.batch, device=text.device)[shard[0] :: shard[1], None]
-        self.starts = self.length * streams
-        self.state = zero_state(setting, (runs,), len(streams), text.device, dtype)
+    def __init__(
+        self,
+        text: Tensor,
+        setting: Setting,
+        runs: int,
+        dtype: torch.dtype,
+        streams: int,
+        window: int,
+        shard: Shard = WHOLE,
+    ) -> None:
+        self.text, self.window = text, window
+        self.length = -(-(len(text) - 1) // streams)  # words to predict in a stream; the last may have fewer
+        numbers = torch.arange(streams, device=text.device)[shard[0] :: shard[1], None]
+        self.starts = self.length * numbers
+        self.state = zero_state(setting, (runs,), len(numbers), text.device, dtype)
         self.memory = tensors_in(self.state)
 
     def plan(self, epoch: int) -> list[Shape]:

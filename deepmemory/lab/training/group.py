@@ -81,18 +81,26 @@ def make_adam(trainer: Trainer, weights: Weights, state: dict[str, Tensor] | Non
     """Adam over the stack with the learning rates of ``dm.parameter_groups``, in the given state or a new one."""
     setting, device = trainer.setting, trainer.fabric.device
     names = {parameter: name for name, parameter in trainer.network.named_parameters()}
-    groups = dm.parameter_groups(trainer.network, setting.lr, setting.weight_decay)
-    for of_module in groups[1:]:  # the first group is everything outside of DMUs
+    of_words = {name: weight for name, weight in trainer.network.named_parameters() if name.startswith("embedding")}
+    rest = [weight for name, weight in trainer.network.named_parameters() if name not in of_words]
+    split: list[dict[str, Any]] = [{"params": rest}]
+    if of_words:
+        split.append({"params": list(of_words.values()), "lr": setting.embedding_rate or setting.lr})
+    groups = dm.parameter_groups(trainer.network, setting.lr, setting.weight_decay, groups=split)
+    for group in groups:
+        if group["lr_divisor"] == 1:
+            continue  # no DMU
         if setting.module_rate == SHARED_RATE:
-            of_module |= {"lr": setting.lr, "weight_decay": setting.weight_decay}
+            group |= {"lr": setting.lr, "weight_decay": setting.weight_decay}
         elif setting.module_rate != "formula":
-            of_module["lr"] = float(setting.module_rate)
+            group["lr"] = float(setting.module_rate)
     for group in groups:
         group["params"] = [weights[names[parameter]] for parameter in group["params"]]
         group["initial_lr"] = group["lr"]
         if trainer.graph:  # a captured step reads the rate from memory
             group["lr"] = torch.tensor(group["lr"], device=device)
-    adam = torch.optim.Adam(groups, fused=device.type in ("cpu", "cuda"), capturable=trainer.graph)
+    betas = 0.9, setting.beta2
+    adam = torch.optim.Adam(groups, betas=betas, fused=device.type in ("cpu", "cuda"), capturable=trainer.graph)
     for name, weight in weights.items():
         if state is None:
             adam.state[weight] = {

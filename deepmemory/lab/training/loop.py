@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from deepmemory.lab.records import DIVERGED, REACHED, RUNNING
+from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import Shape, Tally, Task
 from deepmemory.lab.training import distributed
 from deepmemory.lab.training.condition import enforce_condition
 from deepmemory.lab.training.cuda_graphs import capture
 from deepmemory.lab.training.group import Group, Weights, drop_finished, state_tensors
-from deepmemory.lab.training.random_streams import TEST, TRAINING, VALIDATION
+from deepmemory.lab.training.random_streams import DROPOUT, TEST, TRAINING, VALIDATION, derive, sequence_keys
 from deepmemory.lab.training.trainer import Trainer
 
 DROP_FINISHED = 0.75  # the stack is made smaller when at most this share of it still trains
@@ -47,7 +48,7 @@ def train(trainer: Trainer, group: Group) -> Iterator[Epoch]:
     steps: Steps | None = None
     while group.training and group.epoch < trainer.setting.epochs:
         started = time.perf_counter()
-        set_learning_rates(group, trainer.setting.gamma**group.epoch)
+        set_learning_rates(group, rate_factor(trainer.setting, group.epoch))
         if steps is None or steps.adam is not group.adam:  # at the start, and when the stack has become smaller
             steps = Steps(trainer, group)
         trained = steps.run_epoch(group.epoch)
@@ -57,6 +58,14 @@ def train(trainer: Trainer, group: Group) -> Iterator[Epoch]:
             values = distributed.broadcast(trainer.fabric, values)
         assert values is not None
         yield finish_epoch(trainer, group, values, time.perf_counter() - started)
+
+
+def rate_factor(setting: Setting, epoch: int) -> float:
+    """What the learning rates of a setting are multiplied with in an epoch (from 0): warm-up, power of gamma, cosine."""
+    factor = min(1.0, (epoch + 1) / (setting.warmup + 1)) * setting.gamma**epoch
+    if setting.cosine:
+        factor *= (1 + math.cos(math.pi * min(1.0, (epoch + 0.5) / setting.cosine))) / 2
+    return factor
 
 
 def set_learning_rates(group: Group, factor: float) -> None:
@@ -75,9 +84,12 @@ class Steps:
     def __init__(self, trainer: Trainer, group: Group) -> None:
         self.trainer, self.group, self.adam = trainer, group, group.adam
         device = trainer.fabric.device
-        seeds = torch.tensor(group.stacked_seeds, device=device)
-        shard = trainer.fabric.global_rank, trainer.fabric.world_size
-        self.feed = trainer.task.feed(TRAINING, trainer.setting, seeds, trainer.setting.batch, trainer.dtype, shard)
+        self.seeds = seeds = torch.tensor(group.stacked_seeds, device=device)
+        self.shard = trainer.fabric.global_rank, trainer.fabric.world_size
+        self.feed = trainer.task.feed(
+            TRAINING, trainer.setting, seeds, trainer.setting.batch, trainer.dtype, self.shard
+        )
+        self.epoch = torch.zeros((), dtype=torch.int64, device=device)
         self.counter = torch.zeros((), dtype=torch.int64, device=device)  # of steps in this epoch
         self.sums = torch.zeros(len(seeds), 1 + len(trainer.task.measures), dtype=trainer.dtype, device=device)
         self.captured: dict[Shape, Callable[[], None]] = {}
@@ -86,6 +98,7 @@ class Steps:
     def run_epoch(self, number: int) -> Tensor:
         """Train for one epoch (from 0); returns loss and measures, averaged over its batches, (R, measures)."""
         shapes = self.feed.plan(number)
+        self.epoch.fill_(number)
         self.counter.zero_()
         self.sums.zero_()
         for shape in shapes:
@@ -109,13 +122,15 @@ class Steps:
         leaves = list(group.weights.values())
         batch = self.feed.batch(self.counter, shape)
         with trainer.fabric.autocast():
-            output = forward(trainer.network, group.weights, batch.inputs, self.feed.in_dims)
+            output = forward(trainer.network, group.weights, batch.inputs, self.feed.in_dims, self.dropout_keys())
             tally = trainer.task.tally(output, batch)
             totals = self.over_processes(tally)
             losses = tally.loss.sum(1) / totals.counts.sum(1)
         # No run's loss depends on another run's weights, so the gradient of the sum is each run's own.
-        grads = torch.autograd.grad(losses.sum(), leaves)
-        for weight, grad in zip(leaves, self.summed(grads), strict=True):
+        grads = self.summed(torch.autograd.grad(losses.sum(), leaves))
+        if trainer.setting.clip:
+            grads = clipped(grads, trainer.setting.clip)
+        for weight, grad in zip(leaves, grads, strict=True):
             weight.grad = grad.contiguous()  # fused Adam reads it in the weight's own layout
         group.adam.step()
         with torch.no_grad():
@@ -124,6 +139,15 @@ class Steps:
             self.feed.carry(output)
             self.sums.add_(measures_of(trainer.task, totals))
             self.counter.add_(1)
+
+    def dropout_keys(self) -> Tensor | None:
+        """A key for each run and sequence of this step, (R, B), from which dropout masks are drawn."""
+        setting = self.trainer.setting
+        if not setting.drops:
+            return None
+        first, step = self.shard
+        of_epoch = derive(self.seeds, self.epoch)
+        return sequence_keys(of_epoch, DROPOUT, self.counter, setting.batch)[:, first::step]
 
     def over_processes(self, tally: Tally) -> Tally:
         """The sums over all sequences of the batch, in whichever process they are."""
@@ -142,14 +166,30 @@ class Steps:
         return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def forward(network: nn.Module, weights: Weights, inputs: tuple[Any, ...], in_dims: tuple[int | None, ...]) -> Any:
-    """The outputs of all runs, (R, B, ...), each with its own weights, and its own inputs where ``in_dims`` is 0."""
+def clipped(grads: Sequence[Tensor], longest: float) -> list[Tensor]:
+    """Gradients (R, ...), scaled down for each run whose gradient, of all weights together, is longer than this."""
+    norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads]).norm(dim=0)  # (R,)
+    factors = longest / norms.clamp(min=longest)
+    return [grad * factors.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
 
-    def one_run(weights: Weights, inputs: tuple[Any, ...]) -> Any:
-        return functional_call(network, weights, inputs)
+
+def forward(
+    network: nn.Module,
+    weights: Weights,
+    inputs: tuple[Any, ...],
+    in_dims: tuple[int | None, ...],
+    keys: Tensor | None = None,
+) -> Any:
+    """The outputs of all runs, (R, B, ...), each with its own weights, and its own inputs where ``in_dims`` is 0.
+
+    ``keys`` (R, B) are those of dropout masks.
+    """
+
+    def one_run(weights: Weights, inputs: tuple[Any, ...], dropout: dict[str, Tensor]) -> Any:
+        return functional_call(network, weights, inputs, dropout)
 
     dims = tuple(None if value is None else dim for value, dim in zip(inputs, in_dims, strict=True))
-    return torch.vmap(one_run, in_dims=(0, dims))(weights, inputs)
+    return torch.vmap(one_run, in_dims=(0, dims, 0))(weights, inputs, {} if keys is None else {"keys": keys})
 
 
 def measure_epoch(trainer: Trainer, group: Group, trained: Tensor) -> list[dict[str, float]]:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 import deepmemory as dm
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.training import random_streams
+from deepmemory.lab.training.random_streams import derive, uniform
 from deepmemory.ops import hoisted
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 WORD_FEATURES, DENSE = 64, 100  # of the language model: embedding of a word, and layer before the output
 TRANSLATION_FEATURES = 650  # embedding of a word, in both languages
+EMBEDDED_WITHIN = 0.1  # bound of the initial weights of an embedding that also gives the output
+WORDS = -2  # index of a sequence's key for words; those of its masks are 0, 1, 2 and so on
 SPLIT_PRODUCTS_ON = ("cuda",)  # devices that compute weight gradients in parts: see LinearOfRuns
 
 
@@ -37,6 +40,41 @@ class Sizes(Protocol):
         """Features of the output."""
 
 
+class Dropout:
+    """The dropout masks of a network: one for each sequence, the same at every time step.
+
+    They are drawn from a key for each sequence, so that a run has the same ones alone and among others.
+    """
+
+    def __init__(self, setting: Setting, input_size: int) -> None:
+        around = {"input": (input_size, setting.input_dropout), "output": (setting.hidden[-1], setting.output_dropout)}
+        inside: dict[str, tuple[int, float]] = {}  # by the names that the layers give their masks
+        for layer, width in enumerate(setting.hidden):
+            inside[f"state_l{layer}"] = width, setting.recurrent_dropout
+            inside[f"hidden_l{layer}"] = sum(setting.transition), setting.transition_dropout
+        self.masked = {name: (width, rate) for name, (width, rate) in (around | inside).items() if width and rate}
+
+    def masks(self, keys: Tensor | None) -> dict[str, Tensor]:
+        """Masks (B, width) by name for the sequences of these keys (B,); without keys, as in evaluation, none."""
+        if keys is None or not self.masked:
+            return {}
+        widths = [width for width, _ in self.masked.values()]
+        chances = uniform(derive(keys[:, None], torch.arange(sum(widths), device=keys.device))).split(widths, -1)
+        return {
+            name: kept(chance, rate) for (name, (_, rate)), chance in zip(self.masked.items(), chances, strict=True)
+        }
+
+
+def kept(chances: Tensor, rate: float) -> Tensor:
+    """A factor for each uniform number: 0 with probability ``rate``, else what keeps the mean at 1."""
+    return (chances >= rate).to(chances.dtype) / (1 - rate)
+
+
+def at_all_times(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x (B, T, features) times a mask (B, features)."""
+    return x if mask is None else x * mask[:, None].to(x.dtype)
+
+
 class LastStateNetwork(nn.Module):
     """One output per sequence, from the state after its last real step."""
 
@@ -44,12 +82,16 @@ class LastStateNetwork(nn.Module):
         super().__init__()
         self.recurrent = recurrent_block(setting, task.input_size, engine)
         self.output = nn.Linear(setting.hidden[-1], task.output_size)
+        self.dropout = Dropout(setting, task.input_size)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """x (B, T, features) to (B, output_size)."""
-        _, state = self.recurrent(x, lengths=lengths)
+    def forward(self, x: Tensor, lengths: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
+        """x (B, T, features) to (B, output_size); ``keys`` (B,) turn dropout on."""
+        masks = self.dropout.masks(keys)
+        x, output = at_all_times(x, masks.pop("input", None)), masks.pop("output", None)
+        _, state = self.recurrent(x, lengths=lengths, masks=masks)
         h = state[0] if isinstance(self.recurrent, dm.LSTM) else state
-        return self.output(h[-1].flatten(0, -2))  # the last layer's; layers of different widths come as a tuple
+        last = h[-1].flatten(0, -2)  # the last layer's; layers of different widths come as a tuple
+        return self.output(last if output is None else last * output)
 
 
 class StepwiseNetwork(nn.Module):
@@ -59,11 +101,16 @@ class StepwiseNetwork(nn.Module):
         super().__init__()
         self.recurrent = recurrent_block(setting, task.input_size, engine)
         self.output = nn.Linear(setting.hidden[-1], task.output_size)
+        self.dropout = Dropout(setting, task.input_size)
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None, state: Any = None) -> tuple[Tensor, Any]:
-        """x (B, T, features) to (B, T, output_size) and the state after the last real step."""
-        y, state = self.recurrent(x, state, lengths=lengths)
-        return at_every_step(partial(linear, self.output), y), state
+    def forward(
+        self, x: Tensor, lengths: Tensor | None = None, state: Any = None, keys: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """x (B, T, features) to (B, T, output_size) and the state after the last real step; ``keys`` turn dropout on."""
+        masks = self.dropout.masks(keys)
+        x, output = at_all_times(x, masks.pop("input", None)), masks.pop("output", None)
+        y, state = self.recurrent(x, state, lengths=lengths, masks=masks)
+        return at_every_step(partial(linear, self.output), at_all_times(y, output)), state
 
 
 class WordNetwork(nn.Module):
@@ -75,11 +122,40 @@ class WordNetwork(nn.Module):
         self.recurrent = recurrent_block(setting, WORD_FEATURES, engine)
         self.dense = nn.Linear(setting.hidden[-1], DENSE)
         self.output = nn.Linear(DENSE, task.output_size)
+        self.dropout = Dropout(setting, WORD_FEATURES)
 
-    def forward(self, words: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """words (B, T) to (B, T, words) and the last state."""
-        y, state = self.recurrent(in_time_order(self.embedding, words), state)
+    def forward(self, words: Tensor, state: Any = None, keys: Tensor | None = None) -> tuple[Tensor, Any]:
+        """words (B, T) to (B, T, words) and the last state; ``keys`` (B,) turn dropout on."""
+        masks = self.dropout.masks(keys)
+        y, state = self.recurrent(in_time_order(self.embedding, words), state, masks=masks)
         return at_every_step(lambda rows: linear(self.output, linear(self.dense, rows).relu()), y), state
+
+
+class TiedWordNetwork(nn.Module):
+    """Logits of the next word at every step of a text, by the matrix that also embeds the words."""
+
+    def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
+        super().__init__()
+        width = setting.hidden[-1]
+        self.embedding = nn.Embedding(task.input_size, width)
+        self.recurrent = recurrent_block(setting, width, engine)
+        self.output_bias = nn.Parameter(torch.zeros(task.output_size))
+        self.dropout, self.word_dropout = Dropout(setting, width), setting.word_dropout
+        nn.init.uniform_(self.embedding.weight, -EMBEDDED_WITHIN, EMBEDDED_WITHIN)
+
+    def forward(self, words: Tensor, state: Any = None, keys: Tensor | None = None) -> tuple[Tensor, Any]:
+        """words (B, T) to (B, T, words) and the last state; ``keys`` (B,) turn dropout on."""
+        masks = self.dropout.masks(keys)
+        x = at_all_times(in_time_order(self.embedding, words), masks.pop("input", None))
+        if keys is not None and self.word_dropout:  # the same word has the same fate wherever it stands in a sequence
+            x = x * kept(uniform(derive(derive(keys, WORDS)[:, None], words)), self.word_dropout)[..., None]
+        output = masks.pop("output", None)
+        y, state = self.recurrent(x, state, masks=masks)
+        return at_every_step(self.logits, at_all_times(y, output)), state
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """Logits of the next word, from states (..., features)."""
+        return nn.functional.linear(rows, self.embedding.weight, self.output_bias)
 
 
 class Translator(nn.Module):
@@ -209,12 +285,15 @@ def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> 
             layers,
             batch_first=True,
             transition=setting.transition,
+            residual=setting.residual,
             activation=setting.activation,
             memory_bias=setting.memory_bias,
             engine=engine,
         )
     if setting.cell == "rhn":
-        return dm.RHN(input_size, size, layers, batch_first=True, depth=setting.depth, engine=engine)
+        rhn = dm.RHN(input_size, size, layers, batch_first=True, depth=setting.depth, engine=engine)
+        add_transform_bias(rhn, setting.transform_bias)
+        return rhn
     if setting.cell == "lstm":
         lstm = dm.LSTM(input_size, size, layers, batch_first=True, engine=engine)
         set_forget_bias(lstm, setting.forget_bias)
@@ -261,6 +340,14 @@ def add_gate_bias(cells: dm.GRU | dm.LSTM, gate: int, value: float) -> None:
     for name, parameter in cells.named_parameters():
         if name.startswith("bias_ih"):
             parameter.chunk(3 if isinstance(cells, dm.GRU) else 4)[gate].add_(value)
+
+
+@torch.no_grad()
+def add_transform_bias(rhn: dm.RHN, value: float) -> None:
+    """Add to the transform gate's half of every micro-layer's bias."""
+    for name, parameter in rhn.named_parameters():
+        if name.startswith("bias"):
+            parameter.chunk(2)[1].add_(value)
 
 
 def initial_weights(setting: Setting, task: Task, seeds: list[int]) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ FACTOR_1 = 0xBF58476D1CE4E5B9 - 2**64
 FACTOR_2 = 0x94D049BB133111EB - 2**64
 
 # What a run's seed is used for; numbers of different streams are independent.
-TRAINING, VALIDATION, TEST, WEIGHTS, NOISE, ORDER, SPLIT = range(7)
+TRAINING, VALIDATION, TEST, WEIGHTS, NOISE, ORDER, SPLIT, DROPOUT = range(8)
 
 
 def shift(bits: Tensor, places: int) -> Tensor:

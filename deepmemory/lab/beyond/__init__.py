@@ -1,0 +1,1 @@
+"""Experiments beyond the paper: what is trained, in one file each."""

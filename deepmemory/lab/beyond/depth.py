@@ -1,0 +1,78 @@
+"""Whether depth pays: language models of equal size on the Penn Treebank, by the depth of their transition."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from deepmemory.lab.settings import Setting, check_choice
+
+WORDS = 10_000  # of the Penn Treebank, which decide what the embedding takes of the weights
+SIZES = {"small": 5_000_000, "large": 23_000_000}  # weights in all
+DEPTHS = (1, 2, 3, 5, 10)
+KINDS = ("residual", "dmu", "rhn", "gru", "lstm")  # a DMU with residual transition, and as in the paper
+DEEP = ("residual", "dmu", "rhn")
+MULTIPLE = 8  # widths that tensor cores like
+RUNS = 3
+
+TRAINING: dict[str, Any] = {
+    "batch": 64,
+    "window": 70,
+    "precision": "bf16-mixed",
+    "beta2": 0.99,
+    "clip": 0.5,
+    "weight_decay": 1.2e-6,
+    "word_dropout": 0.2,
+    "recurrent_dropout": 0.25,
+    "embedding_rate": 0.003,
+    "lr": 0.001,
+}
+OF_SIZE: dict[str, dict[str, Any]] = {
+    "small": {"input_dropout": 0.4, "output_dropout": 0.5, "epochs": 40},
+    "large": {"input_dropout": 0.65, "output_dropout": 0.65, "epochs": 60},
+}
+OF_KIND: dict[str, dict[str, Any]] = {
+    "residual": {"residual": True, "memory_bias": 2.0, "module_rate": "same", "transition_dropout": 0.1},
+    "dmu": {"memory_bias": 2.0, "module_rate": "same", "transition_dropout": 0.1},
+    "rhn": {"transform_bias": -2.0},
+    "gru": {},
+    "lstm": {"forget_bias": 0.5},  # in both of its bias vectors
+}
+
+
+def setting(kind: str, depth: int = 1, size: str = "large") -> Setting:
+    """A language model of a kind and depth whose number of weights is the nearest to that of a size."""
+    check_choice("kind", kind, KINDS)
+    check_choice("size", size, tuple(SIZES))
+    if kind not in DEEP and depth != 1:
+        raise ValueError(f"ptb: {kind} has no depth; give 1, got {depth}")
+    width = width_for(kind, depth, SIZES[size])
+    cell = "dmu" if kind == "residual" else kind
+    own = OF_KIND[kind] | OF_SIZE[size]
+    if cell == "dmu":
+        own |= {"transition": (width,) * (depth - 1), "residual": kind == "residual" and depth > 2}
+        own |= {"transition_dropout": own["transition_dropout"] if depth > 1 else 0.0}
+    if cell == "rhn":
+        own |= {"depth": depth}
+    made = Setting("ptb", cell, (width,), **TRAINING | own)
+    return replace(made, cosine=made.epochs)
+
+
+def settings(size: str = "large", kinds: Iterable[str] = KINDS, depths: Iterable[int] = DEPTHS) -> list[Setting]:
+    """The models that are compared; up to depth 2 there is nothing to add, so a residual DMU is a plain one."""
+    found = [setting(kind, depth, size) for kind in kinds for depth in (depths if kind in DEEP else (1,))]
+    return list(dict.fromkeys(found))
+
+
+def width_for(kind: str, depth: int, weights: int) -> int:
+    """The width, of embedding and state alike, that comes nearest to a number of weights.
+
+    >>> width_for("residual", 10, 23_000_000), width_for("rhn", 10, 23_000_000), width_for("lstm", 1, 23_000_000)
+    (1032, 824, 1136)
+    """
+    squares = {"dmu": depth + 2 if depth > 1 else 4, "rhn": 2 * depth + 2, "gru": 6, "lstm": 8}
+    of_matrix = squares["dmu" if kind == "residual" else kind]
+    exact = (math.sqrt(WORDS**2 + 4 * of_matrix * weights) - WORDS) / (2 * of_matrix)
+    return max(1, round(exact / MULTIPLE)) * MULTIPLE
