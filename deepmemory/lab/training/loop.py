@@ -61,7 +61,7 @@ def train(trainer: Trainer, group: Group) -> Iterator[Epoch]:
 
 
 def rate_factor(setting: Setting, epoch: int) -> float:
-    """What the learning rates of a setting are multiplied with in an epoch (from 0): warm-up, power of gamma, cosine."""
+    """What the learning rates are multiplied with in an epoch (from 0): warm-up, power of gamma and cosine."""
     factor = min(1.0, (epoch + 1) / (setting.warmup + 1)) * setting.gamma**epoch
     if setting.cosine:
         factor *= (1 + math.cos(math.pi * min(1.0, (epoch + 0.5) / setting.cosine))) / 2

@@ -106,7 +106,7 @@ class StepwiseNetwork(nn.Module):
     def forward(
         self, x: Tensor, lengths: Tensor | None = None, state: Any = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """x (B, T, features) to (B, T, output_size) and the state after the last real step; ``keys`` turn dropout on."""
+        """x (B, T, features) to (B, T, output_size) and the last state; ``keys`` (B,) turn dropout on."""
         masks = self.dropout.masks(keys)
         x, output = at_all_times(x, masks.pop("input", None)), masks.pop("output", None)
         y, state = self.recurrent(x, state, lengths=lengths, masks=masks)
