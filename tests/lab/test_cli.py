@@ -168,6 +168,7 @@ TRAINING = f"{EVERYWHERE} --quick --devices --nodes --recompute --tracker --watc
 OPTIONS = {
     "paper": f"{TRAINING} --cells --depths --pair --pixels --epochs --module-rate --patience --noise --music --pairs "
     "--feedback --at-once",
+    "beyond": f"{TRAINING.replace('--watch ', '')} --parts --kinds --at-once",
     "train": f"{TRAINING} {SETTINGS} --cell",
     "sweep": f"{EVERYWHERE} --cell --space --sampler --pruner --trials --storage --search-seed",
     "report": "--out --to --json",

@@ -11,7 +11,7 @@ from lab.test_cli import error_of, invoke, start, wait_for_epoch
 from deepmemory.lab import paper
 from deepmemory.lab.cli.training import selection
 from deepmemory.lab.records import Records
-from deepmemory.lab.settings import TASKS
+from deepmemory.lab.settings import PAPER_TASKS
 
 DATA = os.environ.get("DEEPMEMORY_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="the data sets are not here; $DEEPMEMORY_DATA says where they are")
@@ -79,13 +79,13 @@ def test_choices_of_the_paper_are_checked(monkeypatch, capsys, tmp_path):
 
 
 def test_quick_is_one_small_dmu_for_each_task():
-    chosen = selection(TASKS, quick=True)
-    assert {setting.task for setting in chosen} == set(TASKS)
+    chosen = selection(PAPER_TASKS, quick=True)
+    assert {setting.task for setting in chosen} == set(PAPER_TASKS)
     assert {setting.cell for setting in chosen} == {"dmu"}
-    assert len(chosen) == len(TASKS) + 1  # pixels with 96 and with 128 units
+    assert len(chosen) == len(PAPER_TASKS) + 1  # pixels with 96 and with 128 units
 
 
 def test_what_is_not_chosen_is_everything_the_paper_trains():
-    assert selection(TASKS) == paper.settings()
+    assert selection(PAPER_TASKS) == paper.settings()
     assert len(selection(["natlang", "polymusic"], depths="1,10", cells="dmu,rhn")) == 8
     assert {setting.pixels for setting in selection(["pixel-mnist"], pixels="permuted")} == {"permuted"}

@@ -1,1 +1,82 @@
-"""Experiments beyond the paper: what is trained, in one file each."""
+"""Experiments beyond the paper: what is trained, in one file each.
+
+Importing this module does not import torch, so that the command line can name the experiments at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deepmemory.lab.beyond import depth
+from deepmemory.lab.settings import Setting, check_choice
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Studies that are compared with one another."""
+
+    title: str
+    runs: int  # of every study
+    parts: tuple[str, ...]  # that can be trained alone, such as the sizes of a model
+    settings: Callable[[], list[Setting]]  # of all studies
+    part_of: Callable[[Setting], str]
+    owns: Callable[[Setting], bool]  # whether a recorded study belongs to the experiment, with any change to it
+    sample: Callable[[], list[Setting]]  # a few of the studies,
+    quick: Callable[[Setting], Setting]  # and how each of them is made small
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "depth": Experiment(
+        title="Depth: language models of equal size",
+        runs=depth.RUNS,
+        parts=tuple(depth.SIZES),
+        settings=depth.all_settings,
+        part_of=depth.size_of,
+        owns=lambda setting: setting.task == "ptb",
+        sample=depth.sample,
+        quick=depth.quick,
+    ),
+}
+OF_TASK: dict[str, tuple[str, Callable[[str, int], Setting]]] = {  # experiment and setting of a kind and depth
+    "ptb": ("depth", depth.setting),
+}
+
+
+def setting(task: str, kind: str, depth: int = 1, quick: bool = False) -> Setting:
+    """The setting of a task that is not the paper's, for one kind of model."""
+    name, of_kind = OF_TASK[check_choice("task", task, tuple(OF_TASK))]
+    made = of_kind(kind, depth)
+    return EXPERIMENTS[name].quick(made) if quick else made
+
+
+def kind_of(setting: Setting) -> str:
+    """The name of a setting's model: its cell, or ``residual`` for a DMU with a residual transition."""
+    return "residual" if setting.residual else setting.cell
+
+
+def experiment_of(setting: Setting) -> str | None:
+    """The experiment that a study belongs to; None for those of the paper."""
+    return next((name for name, one in EXPERIMENTS.items() if one.owns(setting)), None)
+
+
+def selection(
+    names: list[str], parts: list[str] | None = None, kinds: list[str] | None = None, quick: bool = False
+) -> dict[str, list[Setting]]:
+    """The settings of some experiments, of all parts and kinds or only of these; with ``quick``, a few small ones."""
+    experiments = {name: EXPERIMENTS[check_choice("experiment", name, tuple(EXPERIMENTS))] for name in names}
+    for part in parts or ():
+        check_choice("part", part, tuple(part for one in experiments.values() for part in one.parts))
+    known = dict.fromkeys(kind_of(setting) for one in experiments.values() for setting in one.settings())
+    for kind in kinds or ():
+        check_choice("kind", kind, tuple(known))
+    found: dict[str, list[Setting]] = {}
+    for name, one in experiments.items():
+        settings = one.sample() if quick and parts is None and kinds is None else one.settings()
+        chosen = [
+            setting
+            for setting in settings
+            if (parts is None or one.part_of(setting) in parts) and (kinds is None or kind_of(setting) in kinds)
+        ]
+        found[name] = list(dict.fromkeys(one.quick(setting) if quick else setting for setting in chosen))
+    return found

@@ -76,3 +76,32 @@ def width_for(kind: str, depth: int, weights: int) -> int:
     of_matrix = squares["dmu" if kind == "residual" else kind]
     exact = (math.sqrt(WORDS**2 + 4 * of_matrix * weights) - WORDS) / (2 * of_matrix)
     return max(1, round(exact / MULTIPLE)) * MULTIPLE
+
+
+def all_settings() -> list[Setting]:
+    """The models of all sizes."""
+    return [one for size in SIZES for one in settings(size)]
+
+
+def size_of(of: Setting) -> str:
+    """The size that a setting's width is the nearest to."""
+    from deepmemory.lab.paper import depth_of
+
+    kind = "residual" if of.residual else of.cell
+
+    def apart(size: str) -> float:
+        return abs(math.log(of.hidden[-1] / setting(kind, depth_of(of), size).hidden[-1]))
+
+    return min(SIZES, key=apart) if kind in KINDS else next(iter(SIZES))
+
+
+def sample() -> list[Setting]:
+    """A plain and a residual DMU, and a GRU."""
+    return [setting("dmu", 2, "small"), setting("residual", 3, "small"), setting("gru", 1, "small")]
+
+
+def quick(of: Setting) -> Setting:
+    """A small version of a setting, which trains in about a minute on two CPU cores."""
+    widths = {"hidden": (32,), "transition": (32,) * len(of.transition)}
+    small: dict[str, Any] = {"limit": 12_000, "batch": 8, "window": 50, "epochs": 4, "cosine": 4, **widths}
+    return replace(of, **small, precision="32-true")

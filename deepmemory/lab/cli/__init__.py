@@ -18,7 +18,7 @@ from deepmemory.lab.cli import data, results, training, use
 from deepmemory.lab.cli.options import as_command
 
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Train": (training.paper, training.train, training.sweep),
+    "Train": (training.paper, training.beyond, training.train, training.sweep),
     "Look at results": (results.report, results.merge, results.bench),
     "Use a trained network": (use.list_, use.inspect, use.export, use.compose, use.translate, use.generate, use.play),
 }

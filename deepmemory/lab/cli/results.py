@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
+from deepmemory.lab.beyond import EXPERIMENTS
 from deepmemory.lab.cli.data import with_data
 from deepmemory.lab.cli.options import AsJson, DeviceAndData, Out, split
-from deepmemory.lab.settings import CELLS, TASKS, Machine, check_choice
+from deepmemory.lab.settings import CELLS, PAPER_TASKS, Machine, check_choice
 
 
 def report(
@@ -24,8 +25,10 @@ def report(
     show_report(out, to, as_json=as_json)
 
 
-def show_report(out: Path, to: Path | None = None, *, tasks: Sequence[str] = TASKS, as_json: bool) -> None:
-    """Write pages and figures, and print the results of these tasks."""
+def show_report(
+    out: Path, to: Path | None = None, *, tasks: Sequence[str] = (*PAPER_TASKS, *EXPERIMENTS), as_json: bool
+) -> None:
+    """Write pages and figures, and print the results of these tasks of the paper and experiments beyond it."""
     from deepmemory.lab.report import print_report, write_report
 
     if (out / "sweeps.sqlite").exists():
@@ -126,5 +129,5 @@ def time_loops(tasks: str, machine: Machine, out: Path) -> None:
     from deepmemory.lab import paper
     from deepmemory.lab.bench import loop_time
 
-    chosen = [check_choice("task", task, TASKS) for task in split(tasks)]
+    chosen = [check_choice("task", task, PAPER_TASKS) for task in split(tasks)]
     print(f"written: {loop_time.write(with_data(paper.settings(chosen), machine.data), machine, out)}")

@@ -1,4 +1,4 @@
-"""The verbs that train: ``paper``, ``train`` and ``sweep``."""
+"""The verbs that train: ``paper``, ``beyond``, ``train`` and ``sweep``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from deepmemory.lab.beyond import EXPERIMENTS
 from deepmemory.lab.cli import results
 from deepmemory.lab.cli.data import with_data
 from deepmemory.lab.cli.options import (
@@ -38,9 +39,9 @@ from deepmemory.lab.cli.options import (
 from deepmemory.lab.settings import (
     CELLS,
     LANGUAGES,
+    PAPER_TASKS,
     PIXELS,
     SYNTHETIC,
-    TASKS,
     Launcher,
     Machine,
     Setting,
@@ -54,7 +55,7 @@ SAVED = "every finished epoch is saved"
 
 
 def paper(
-    tasks: Annotated[list[str] | None, typer.Argument(metavar="TASK", help=", ".join(TASKS))] = None,
+    tasks: Annotated[list[str] | None, typer.Argument(metavar="TASK", help=", ".join(PAPER_TASKS))] = None,
     *,
     cells: Annotated[
         str | None, typer.Option(help=f"{', '.join(CELLS)} and dmu-c, separated by commas; default: the paper's")
@@ -89,9 +90,8 @@ def paper(
     Resumes where an earlier command stopped, writes the report and prints the paper's results beside ours.
     """
     from deepmemory.lab import paper as published
-    from deepmemory.lab.training.distributed import is_first_process
 
-    chosen = [check_choice("task", task, TASKS) for task in tasks or TASKS]
+    chosen = [check_choice("task", task, PAPER_TASKS) for task in tasks or PAPER_TASKS]
     given = changes | parse_assignments(assignments)
     settings = with_data(
         [
@@ -100,13 +100,104 @@ def paper(
         ],
         machine.data,
     )
+    usual = {True: published.RUNS, False: published.REAL_RUNS}
+    groups = [
+        ([one for one in settings if (one.task in SYNTHETIC) is synthetic], published.QUICK_RUNS if quick else default)
+        for synthetic, default in usual.items()
+    ]
+    train_and_report(
+        [(of_kind, runs or default) for of_kind, default in groups],
+        chosen,
+        seed=seed,
+        machine=machine,
+        launcher=launcher,
+        out=out,
+        tracker=tracker,
+        watch=watch,
+        as_json=as_json,
+    )
+
+
+def beyond(
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help=", ".join(EXPERIMENTS))] = None,
+    *,
+    parts: Annotated[
+        str | None,
+        typer.Option(
+            help="only these parts of an experiment, separated by commas: "
+            + "; ".join(f"{name}: {', '.join(one.parts)}" for name, one in EXPERIMENTS.items())
+        ),
+    ] = None,
+    kinds: Annotated[
+        str | None, typer.Option(help="only these kinds of model, separated by commas, such as residual,dmu,gru")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="a few small studies that train in minutes on a CPU")] = False,
+    runs: Annotated[
+        int | None,
+        typer.Option(min=1, max=MOST_RUNS, help="runs per study, side by side; default: the experiment's"),
+    ] = None,
+    seed: Seed = 0,
+    assignments: Assignments = None,
+    machine: AnyMachine,
+    launcher: ManyStudies,
+    out: Out = Path("runs"),
+    tracker: TrackerName = "none",
+    as_json: AsJson = False,
+) -> None:
+    """Carry out experiments beyond the paper.
+
+    Resumes where an earlier command stopped, writes the report and prints the results.
+    """
+    from deepmemory.lab import beyond as further
+
+    chosen = list(names or EXPERIMENTS)
+    given = parse_assignments(assignments)
+    selected = further.selection(chosen, split(parts) if parts else None, split(kinds) if kinds else None, quick)
+    available = with_data([setting for settings in selected.values() for setting in settings], machine.data)
+    groups = [
+        (
+            [
+                change(setting, {name: value for name, value in given.items() if setting.has(name)})
+                for setting in settings
+                if setting in available
+            ],
+            runs or (1 if quick else EXPERIMENTS[name].runs),
+        )
+        for name, settings in selected.items()
+    ]
+    train_and_report(
+        groups,
+        chosen,
+        seed=seed,
+        machine=machine,
+        launcher=launcher,
+        out=out,
+        tracker=tracker,
+        watch="none",
+        as_json=as_json,
+    )
+
+
+def train_and_report(
+    groups: Sequence[tuple[Sequence[Setting], int]],
+    shown: Sequence[str],
+    *,
+    seed: int,
+    machine: Machine,
+    launcher: Launcher,
+    out: Path,
+    tracker: str,
+    watch: str,
+    as_json: bool,
+) -> None:
+    """Train settings with a number of runs each; then write the report and print what it says of ``shown``."""
+    from deepmemory.lab.training.distributed import is_first_process
+
     failed = []
-    for synthetic in (True, False):
-        of_kind = [setting for setting in settings if (setting.task in SYNTHETIC) is synthetic]
-        usual = published.QUICK_RUNS if quick else published.RUNS if synthetic else published.REAL_RUNS
+    for settings, runs in groups:
         failed += train_studies(
-            of_kind,
-            seeds=range(seed, seed + (runs or usual)),
+            settings,
+            seeds=range(seed, seed + runs),
             machine=machine,
             launcher=launcher,
             out=out,
@@ -116,8 +207,8 @@ def paper(
         )
     if not is_first_process():
         return
-    warn_of_divergence(settings, out)
-    results.show_report(out, tasks=chosen, as_json=as_json)
+    warn_of_divergence([setting for settings, _ in groups for setting in settings], out)
+    results.show_report(out, tasks=shown, as_json=as_json)
     tell_failed(failed)
 
 
@@ -256,14 +347,19 @@ def selection(
 
 
 def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool = False) -> Setting:
-    """The paper's setting of a task and cell, with some values changed.
+    """The paper's setting of a task and cell, or that of an experiment beyond it, with some values changed.
 
-    With real data, ``depth`` chooses among the paper's settings instead: the width changes with it.
+    With real data, and for a DMU beyond the paper, ``depth`` chooses among the settings instead: the width changes
+    with it.
     """
+    from deepmemory.lab import beyond as further
     from deepmemory.lab import paper as published
 
     rest = dict(changes)
-    depth = parse("depth", int, rest.pop("depth", 1)) if task in published.REAL_RECIPES else 1
+    by_depth = task in published.REAL_RECIPES or task in further.OF_TASK
+    depth = parse("depth", int, rest.pop("depth", 1)) if by_depth else 1
+    if task in further.OF_TASK:
+        return change(further.setting(task, cell, depth, quick), rest)
     setting = published.setting(task, cell, depth)
     return change(published.quick(setting) if quick else setting, rest)
 

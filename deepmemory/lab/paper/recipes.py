@@ -6,7 +6,17 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from deepmemory.lab.settings import CELLS, LANGUAGES, PIXELS, REAL, SHARED_RATE, SYNTHETIC, TASKS, Setting, check_choice
+from deepmemory.lab.settings import (
+    CELLS,
+    LANGUAGES,
+    PAPER_TASKS,
+    PIXELS,
+    REAL,
+    SHARED_RATE,
+    SYNTHETIC,
+    Setting,
+    check_choice,
+)
 from deepmemory.lab.training.network import TRANSLATION_FEATURES, WORD_FEATURES
 
 RUNS = 51  # of every cell in the synthetic tasks
@@ -126,7 +136,7 @@ def setting(task: str, cell: str, depth: int = 1, units: int = UNITS[-1], pixels
     ``pixels`` in that order. What the paper did not train (RNN, LSTM and GRU on music and language) has the recipe of
     its RHN, and as many weights.
     """
-    check_choice("task", task, TASKS)
+    check_choice("task", task, PAPER_TASKS)
     check_choice("cell", cell, KINDS)
     check_choice("pixels", pixels, PIXELS)
     kind = cell.removesuffix("-c")
@@ -140,7 +150,7 @@ def setting(task: str, cell: str, depth: int = 1, units: int = UNITS[-1], pixels
 
 
 def settings(
-    tasks: Iterable[str] = TASKS, cells: Iterable[str] | None = None, depths: Iterable[int] = DEPTHS
+    tasks: Iterable[str] = PAPER_TASKS, cells: Iterable[str] | None = None, depths: Iterable[int] = DEPTHS
 ) -> list[Setting]:
     """The paper's settings, task by task; without ``cells``, those that the paper compares in each task."""
     chosen = None if cells is None else list(cells)

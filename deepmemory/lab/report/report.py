@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from deepmemory.lab.bench import loop_time
+from deepmemory.lab.beyond import experiment_of
 from deepmemory.lab.records import Records
 from deepmemory.lab.report import figures
 from deepmemory.lab.report.blocks import Page
 from deepmemory.lab.report.render import html, markdown
+from deepmemory.lab.report.results.beyond import beyond_results
 from deepmemory.lab.report.results.gradients import gradient_results
 from deepmemory.lab.report.results.synthetic import synthetic_results
 from deepmemory.lab.report.results.table_claims import table_verdicts, tasks_of
 from deepmemory.lab.report.results.tables import real_results
+from deepmemory.lab.report.sections.beyond import beyond_page
 from deepmemory.lab.report.sections.gradients import gradients_page
 from deepmemory.lab.report.sections.real import real_page
 from deepmemory.lab.report.sections.synthetic import synthetic_page
@@ -31,7 +34,7 @@ class Report:
     """What records say, as pages and as plain data."""
 
     pages: list[Page]
-    data: list[dict[str, Any]]  # one entry for each task
+    data: list[dict[str, Any]]  # one entry for each task of the paper and each experiment beyond it
 
 
 @dataclass(frozen=True)
@@ -51,18 +54,21 @@ def make_report(out: Path | str, command: str) -> Report:
         observations = {study.setting.key: records.watched(study.setting.key) for study in studies}
     finally:
         records.close()
-    synthetic, real = synthetic_results(studies), real_results(studies)
-    observed = gradient_results(studies, observations)
-    if not synthetic and not real:
+    of_paper = [study for study in studies if experiment_of(study.setting) is None]
+    synthetic, real = synthetic_results(of_paper), real_results(of_paper)
+    observed = gradient_results(of_paper, observations)
+    further = beyond_results(studies)
+    if not synthetic and not real and not further:
         raise ValueError(f"{out} has no finished epoch to report; train first: dmu paper adding")
     loops = {one.key: one for one in loop_time.read(Path(out))}
     pages = [synthetic_page(synthetic, sessions, command)] if synthetic else []
     pages += [real_page(real, sessions, command, loops)] if real else []
     pages += [gradients_page(observed, sessions, command)] if observed else []
+    pages += [beyond_page(further, sessions, command)] if further else []
     verdicts = table_verdicts(real)
     claims = {one.task: [v.as_data() for v in verdicts if one.task in tasks_of(v.claim)] for one in real}
     data = [one.as_data() for one in synthetic] + [one.as_data() | {"claims": claims[one.task]} for one in real]
-    return Report(pages, data)
+    return Report(pages, data + [one.as_data() for one in further])
 
 
 def write_report(out: Path | str, to: Path | str | None = None) -> WrittenReport:

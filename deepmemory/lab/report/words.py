@@ -19,7 +19,9 @@ TITLES = {
     "natlang": "Language",
     "translation": "Translation",
     "pixel-mnist": "Pixel-by-pixel MNIST",
+    "ptb": "Penn Treebank",
 }
+CELL_TITLES = {"residual": "residual DMU"}  # that are not the cell's name in capitals
 NOTHING = "–"  # noqa: RUF001
 NOT_RUN, NO_DATA = "not run", "no data"
 REPRODUCED, BETTER, WORSE = VERDICTS = "reproduced", "better", "worse"  # our mean beside the paper's
@@ -30,7 +32,7 @@ Changes = tuple[tuple[str, object], ...]  # settings that differ from the paper'
 
 def cell_title(cell: str) -> str:
     """A cell's name as the paper writes it: DMU-C for ``dmu-c``."""
-    return cell.upper()
+    return CELL_TITLES.get(cell, cell.upper())
 
 
 def dataset_title(dataset: str) -> str:

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from deepmemory.lab.paper import depth_of, kind_of, measure_of
+from deepmemory.lab.beyond import kind_of as kind_beyond
+from deepmemory.lab.paper import depth_of
+from deepmemory.lab.paper import kind_of as kind_in_paper
 from deepmemory.lab.records import Run
-from deepmemory.lab.settings import SYNTHETIC, THRESHOLDS, Setting, threshold_label
-from deepmemory.lab.tasks import FORMATS
+from deepmemory.lab.settings import PAPER_TASKS, SYNTHETIC, THRESHOLDS, Setting, threshold_label
+from deepmemory.lab.tasks import FORMATS, TASK_CLASSES
 
 if TYPE_CHECKING:
     from deepmemory.lab.training.loop import Epoch
@@ -91,8 +93,9 @@ class StudyProgress:
 
     @property
     def measure(self) -> str:
-        """The measure of the score: that of the paper's table of the task."""
-        return "loss" if self.synthetic else measure_of(self.setting.task)
+        """The measure of the score: the first that the task has besides the loss, as in the paper's tables."""
+        measures = TASK_CLASSES[self.setting.task].measures
+        return "loss" if self.synthetic or not measures else measures[0]
 
     @property
     def score_text(self) -> str:
@@ -109,7 +112,12 @@ class StudyProgress:
         """Names a study of real data: task and part of it, cell, size."""
         setting = self.setting
         size = f"{setting.hidden[-1]} units" if setting.task == "pixel-mnist" else f"depth {depth_of(setting)}"
-        return f"{setting.task} {self.part}".strip(), kind_of(setting), size
+        return f"{setting.task} {self.part}".strip(), self.kind, size
+
+    @property
+    def kind(self) -> str:
+        """The name of the cell: ``dmu-c`` is one in the paper, ``residual`` beyond it."""
+        return (kind_in_paper if self.setting.task in PAPER_TASKS else kind_beyond)(self.setting)
 
     @property
     def active(self) -> str:
@@ -239,7 +247,7 @@ class JsonLines(PlannedStudies):
                 "median_valid_loss": finite(study.loss),
             }
         else:
-            names = {"task": study.setting.task, "cell": kind_of(study.setting), "depth": depth_of(study.setting)}
+            names = {"task": study.setting.task, "cell": study.kind, "depth": depth_of(study.setting)}
             names |= {"part": study.part, "hidden": study.setting.hidden}
             news = {"median_valid_loss": finite(study.loss), f"median_valid_{study.measure}": finite(study.score)}
         told = {

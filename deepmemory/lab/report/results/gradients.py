@@ -12,7 +12,7 @@ from deepmemory.gradients import CANDIDATE_LIMIT, GATE_LIMIT
 from deepmemory.lab import paper
 from deepmemory.lab.records import Run, Study
 from deepmemory.lab.report import words
-from deepmemory.lab.settings import SYNTHETIC, TASKS, Setting
+from deepmemory.lab.settings import PAPER_TASKS, SYNTHETIC, Setting
 
 Observations = Mapping[int, Mapping[str, Mapping[int, float]]]  # by seed, by MODULE.LAYER.QUANTITY, by epoch
 SHOWN_TOGETHER = ("hidden", "transition", "depth", "lr", "module_rate", "gamma", "epochs")  # may differ in a figure
@@ -156,7 +156,7 @@ def gradient_results(studies: Iterable[Study], observations: Mapping[str, Observ
         GradientResults(task, changes, sorted(of, key=lambda one: (one.depth, cells.index(one.cell), -one.setting.lr)))
         for (task, changes), of in found.items()
     ]
-    return sorted(made, key=lambda one: (TASKS.index(one.task), len(one.changes), one.title))
+    return sorted(made, key=lambda one: (PAPER_TASKS.index(one.task), len(one.changes), one.title))
 
 
 def published(setting: Setting) -> Setting:

@@ -13,7 +13,7 @@ from deepmemory.lab.records import DIVERGED, RUNNING, Run, Study
 from deepmemory.lab.report import words
 from deepmemory.lab.report.results.claims import Rule, Verdict
 from deepmemory.lab.report.results.stats import median
-from deepmemory.lab.settings import CELLS, OWNERS, SYNTHETIC, TASKS, THRESHOLDS, threshold_label
+from deepmemory.lab.settings import CELLS, OWNERS, SYNTHETIC, THRESHOLDS, threshold_label
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def synthetic_results(studies: Sequence[Study]) -> list[SyntheticResults]:
     for (task, common, own), cells in found.items():
         filled = {**found.get((task, common, ()), {}), **cells}
         made.append(SyntheticResults(task, common + own, {cell: filled[cell] for cell in CELLS if cell in filled}))
-    return sorted(made, key=lambda one: (TASKS.index(one.task), len(one.changes), words.changes_title(one.changes)))
+    return sorted(made, key=lambda one: (SYNTHETIC.index(one.task), len(one.changes), words.changes_title(one.changes)))
 
 
 def changes_of(study: Study) -> tuple[words.Changes, words.Changes]:

@@ -1,0 +1,97 @@
+"""The page about experiments beyond the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from deepmemory.lab.report import beyond_figures, words
+from deepmemory.lab.report.blocks import Block, Column, Commands, Details, Image, Page, Section, Table, Text, number
+from deepmemory.lab.report.results.beyond import BeyondResults, Outcome, perplexity
+from deepmemory.lab.report.sections import shared
+from deepmemory.lab.training.progress import duration
+
+
+def beyond_page(results: Sequence[BeyondResults], sessions: shared.Sessions, command: str) -> Page:
+    """One section for each experiment; ``command`` is what writes the page."""
+    sections = [
+        Section("", [Text("Experiments that the paper does not have. What they show is told as it came out.")]),
+        *map(experiment_section, results),
+        Section("Where the numbers come from", provenance(results, sessions, command)),
+    ]
+    return Page("beyond", "Experiments beyond the paper", sections)
+
+
+def experiment_section(results: BeyondResults) -> Section:
+    """Figure, table and settings of one experiment."""
+    blocks: list[Block] = list(SECTIONS[results.name](results))
+    if results.outcomes and results.changed:
+        blocks.append(Details("Studies with other settings", [table(results.name, results.changed)]))
+    named = {words.joined(one.title, one.part): one.setting for one in results.shown}
+    weights = {words.joined(one.title, one.part): one.weights for one in results.shown}
+    blocks.append(shared.settings_table(named, weights))
+    return Section(results.experiment.title, blocks, (results.name,))
+
+
+def what_was_run(results: BeyondResults, text: str) -> Text:
+    """What an experiment is, and whether these are its own settings and runs."""
+    if not results.outcomes:
+        return Text(f"{text} No study here has the settings of the experiment unchanged: read the numbers as a trial.")
+    wanted, trained = len({one.key for one in results.experiment.settings()}), len(results.outcomes)
+    runs, all_runs = min(len(one.study.runs) for one in results.outcomes), results.experiment.runs
+    notes = [f"{trained} of {wanted} studies"] if trained < wanted else []
+    notes += [f"at least {runs} of {all_runs} runs of each"] if runs < all_runs else []
+    return Text(words.joined(text, f"So far there are {', '.join(notes)}." if notes else "", by=" "))
+
+
+def depth_blocks(results: BeyondResults) -> list[Block]:
+    """Perplexity by depth."""
+    text = (
+        "Language models on the words of the Penn Treebank, with the same number of weights at every depth. The state "
+        "passes n linear layers at every time step; in a residual DMU every hidden layer from the second on adds to "
+        "the one before it, so up to n = 2 it is a plain one. The perplexity is exp(loss), as mean and standard "
+        "deviation over the runs, each with the weights that were best on validation."
+    )
+    caption = "Test perplexity by depth of the transition: mean and range of the runs."
+    image = Image("beyond-depth", caption, partial(beyond_figures.draw_depth, results))
+    return [image, what_was_run(results, text), table("depth", results.shown)]
+
+
+def table(name: str, outcomes: Sequence[Outcome]) -> Table:
+    """The studies of an experiment, with its measures."""
+    diverged = any(one.diverged for one in outcomes)
+    return Table(
+        [
+            Column(PART_TITLES[name], lambda one: one.part),
+            Column("model", lambda one: words.cell_title(one.kind)),
+            number("n", lambda one: str(one.depth or words.NOTHING)),
+            number("weights", lambda one: f"{one.weights:,}"),
+            *MEASURES[name],
+            number("runs", lambda one: f"{len(one.tested)}/{len(one.study.runs)}"),
+            *([number("diverged", lambda one: str(one.diverged))] if diverged else []),
+            number("epochs", lambda one: str(one.epochs), brief=False),
+            number("training time", lambda one: duration(one.seconds), brief=False),
+        ],
+        outcomes,
+    )
+
+
+def provenance(results: Sequence[BeyondResults], sessions: shared.Sessions, command: str) -> list[Block]:
+    """Time, machines and commands."""
+    outcomes = [one for of in results for one in (*of.outcomes, *of.changed)]
+    return [
+        Text(f"Training took {duration(sum(one.seconds for one in outcomes))}, all studies together:"),
+        shared.machines([one.study for one in outcomes], sessions),
+        Text("“Runs” in the tables are those that have finished, of all that were begun."),
+        Commands([*(f"dmu beyond {of.name}" for of in results), command]),
+    ]
+
+
+PART_TITLES = {"depth": "size"}
+MEASURES: dict[str, list[Column]] = {
+    "depth": [
+        number("valid perplexity", lambda one: words.mean_text(one.valid(scale=perplexity), "perplexity")),
+        number("test perplexity", lambda one: words.mean_text(one.test(scale=perplexity), "perplexity")),
+    ],
+}
+SECTIONS: dict[str, Callable[[BeyondResults], list[Block]]] = {"depth": depth_blocks}

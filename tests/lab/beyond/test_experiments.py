@@ -1,0 +1,110 @@
+"""Experiments beyond the paper, as the command carries them out: from settings to the page."""
+
+import json
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from deepmemory.lab import beyond, cli
+from deepmemory.lab.beyond import EXPERIMENTS
+from deepmemory.lab.data import Corpus
+from deepmemory.lab.records import Records
+from deepmemory.lab.settings import PAPER_TASKS
+from deepmemory.lab.tasks import PTB, task_of
+
+TINY = {"depth": ["hidden=4", "epochs=2", "batch=2", "window=5"]}
+
+
+@pytest.fixture
+def made_text(monkeypatch):
+    """The Penn Treebank is a few made words, and available."""
+    words = torch.arange(203) % 11
+    corpus = Corpus(words, words[:51].clone(), words[:43].clone(), tuple(map(str, range(11))))
+
+    def made(setting, data=None):
+        return PTB(corpus) if setting.task == "ptb" else task_of(setting, data)
+
+    monkeypatch.setattr("deepmemory.lab.training.trainer.task_of", made)
+    monkeypatch.setattr("deepmemory.lab.cli.training.with_data", lambda settings, data: settings)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_settings_belong_to_their_experiment(name):
+    one = EXPERIMENTS[name]
+    settings = one.settings()
+    assert len({setting.key for setting in settings}) == len(settings)
+    assert {beyond.experiment_of(setting) for setting in settings} == {name}
+    assert {one.part_of(setting) for setting in settings} == set(one.parts)
+    for setting in one.sample():
+        assert setting in settings
+        assert beyond.experiment_of(one.quick(setting)) == name
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_parts_and_kinds_choose_studies(name):
+    one = EXPERIMENTS[name]
+    first = one.parts[0]
+    chosen = beyond.selection([name], [first], ["dmu", "gru"])[name]
+    assert {one.part_of(setting) for setting in chosen} == {first}
+    assert {beyond.kind_of(setting) for setting in chosen} == {"dmu", "gru"}
+    assert beyond.selection([name])[name] == one.settings()
+    with pytest.raises(ValueError, match="unknown part"):
+        beyond.selection([name], ["nothing"])
+    with pytest.raises(ValueError, match="unknown kind 'nothing'; choose from"):
+        beyond.selection([name], kinds=["nothing"])
+
+
+def test_an_unknown_experiment_gets_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["dmu", "beyond", "width"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "error: unknown experiment 'width'; choose from depth" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_from_training_to_its_page(name, made_text, tmp_path):
+    changes = [f"--set={change}" for change in TINY[name]]
+    result = invoke("beyond", name, "--quick", "--runs", 2, *changes, "--device", "cpu", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    studies = Records(tmp_path).studies()
+    assert len(studies) == len(EXPERIMENTS[name].sample())
+    assert all(len(study.runs) == 2 and all(run.test for run in study.runs) for study in studies)
+    page = (tmp_path / "report" / "beyond.md").read_text()
+    assert f"## {EXPERIMENTS[name].title}" in page
+    assert "No study here has the settings of the experiment unchanged" in page
+    assert (tmp_path / "report" / "figures" / f"beyond-{name}.svg").exists()
+    assert EXPERIMENTS[name].title in result.output
+    assert not (tmp_path / "report" / "synthetic.md").exists()
+
+
+def test_json_tells_the_studies_of_an_experiment(made_text, tmp_path):
+    changes = [f"--set={change}" for change in TINY["depth"]]
+    result = invoke("beyond", "depth", "--quick", "--kinds", "gru", *changes, "--json", "--out", tmp_path)
+    (told,) = json.loads(result.output.splitlines()[-1])["tasks"]
+    assert told["experiment"] == "depth"
+    assert {study["kind"] for study in told["changed"]} == {"gru"}
+
+
+@pytest.mark.parametrize("task", beyond.OF_TASK)
+def test_train_takes_the_tasks_of_experiments(task, made_text, tmp_path):
+    name, _ = beyond.OF_TASK[task]
+    changes = [f"--set={change}" for change in TINY[name]]
+    result = invoke("train", task, "--cell", "gru", "--quick", *changes, "--device", "cpu", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    (study,) = Records(tmp_path).studies()
+    assert (study.setting.task, study.setting.cell) == (task, "gru")
+    assert task in invoke("list", "--out", tmp_path).output
+
+
+def test_the_paper_has_no_such_tasks(monkeypatch, capsys):
+    assert not set(PAPER_TASKS) & set(beyond.OF_TASK)
+    monkeypatch.setattr(sys, "argv", ["dmu", "paper", "ptb"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "unknown task 'ptb'" in capsys.readouterr().err
