@@ -1,4 +1,4 @@
-"""The learning-rate rule: a DMU of n linear layers learns at lr / 2n."""
+"""The learning-rate rule: a DMU of n linear layers learns at lr / 2n, one with a residual transition at lr / 4."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from deepmemory.nn.dmu import DMU, DMUCell
 
 DIVISOR = "lr_divisor"  # key of a parameter group: 2n, or 1 for what is no DMU
+RESIDUAL_LAYERS = 2  # n of a residual transition for the rule, however deep: see docs/depth-and-rate.md
 
 
 def parameter_groups(
@@ -22,8 +23,9 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups for any torch optimiser: lr / 2n for every DMU inside the model, lr for everything else.
 
-    n is each module's own number of linear layers. Every parameter is in exactly one group; a weight shared between a
-    DMU and another module, or between two DMUs, gets the smaller rate. Each group notes its divisor as ``lr_divisor``.
+    n is each module's own number of linear layers; with ``residual=True`` it is at most 2, the layers that nothing
+    leads past. Every parameter is in exactly one group; a weight shared between a DMU and another module, or between
+    two DMUs, gets the smaller rate. Each group notes its divisor as ``lr_divisor``.
 
     >>> import torch, deepmemory as dm
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), dm.DMUCell(8, 16))
@@ -97,8 +99,9 @@ def lr_divisors(model: nn.Module) -> dict[nn.Parameter, int]:
     divisors: dict[nn.Parameter, int] = {}
     for module in model.modules():
         if isinstance(module, DMU | DMUCell):
+            layers = min(module.depth, RESIDUAL_LAYERS) if module.residual else module.depth
             for parameter in module.parameters():
-                divisors[parameter] = max(2 * module.depth, divisors.get(parameter, 1))
+                divisors[parameter] = max(2 * layers, divisors.get(parameter, 1))
     return divisors
 
 

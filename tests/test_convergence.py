@@ -1,6 +1,7 @@
 """Training goes the same way on every engine: the same seed gives the same curve of losses."""
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from deepmemory.lab.training import random_streams
 from deepmemory.ops import engines
 
 STEPS, BATCH = 300, 16
+LICENCE, LETTER_STEPS = Path(__file__).parent.parent / "LICENSE", 150
 
 
 @cache
@@ -28,6 +30,28 @@ def curve(engine: str, device: str, autocast: bool = False) -> torch.Tensor:
         with torch.autocast(device, torch.bfloat16, enabled=autocast):
             _, h = block(batch.x[0], lengths=batch.lengths[0])
         loss = task.losses(output(h[-1].float()), batch.target[0]).mean()
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).cpu()
+
+
+@cache
+def language_curve(engine: str, device: str, autocast: bool) -> torch.Tensor:
+    """Losses of a small residual DMU that predicts the next letter of the licence."""
+    torch.manual_seed(0)
+    letters = torch.tensor(list(LICENCE.read_bytes()), device=device)
+    embedding, output = nn.Embedding(128, 32), nn.Linear(32, 128)
+    block = dm.DMU(32, 32, transition=[32] * 3, residual=True, engine=engine)
+    model = nn.ModuleList([embedding, block, output]).to(device)
+    optimiser, losses = torch.optim.Adam(dm.parameter_groups(model, lr=0.02)), []
+    starts = torch.arange(16, device=device) * 500
+    for step in range(LETTER_STEPS):
+        at = (starts + 37 * step + torch.arange(33, device=device)[:, None]) % len(letters)  # [T + 1, B]
+        with torch.autocast(device, torch.bfloat16, enabled=autocast):
+            logits = output(block(embedding(letters[at[:-1]]))[0])
+        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), letters[at[1:]].flatten())
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -61,3 +85,12 @@ def test_autocast_to_bfloat16_learns_as_much(engine):
     device = device_of(engine)
     exact, lower = (curve(engine, device, autocast)[-20:].mean() for autocast in (False, True))
     assert lower < exact * 4 / 3
+
+
+@pytest.mark.parametrize("engine", engines.FUSED)
+def test_autocast_to_bfloat16_learns_language_as_well(engine):
+    """150 steps on letters fall from 5 to under 2.2 nats, and end within 2 % of float32's loss."""
+    device = device_of(engine)
+    exact, lower = (language_curve(engine, device, autocast)[-20:].mean() for autocast in (False, True))
+    assert exact < 2.2
+    assert lower < 1.02 * exact

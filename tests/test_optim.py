@@ -30,6 +30,14 @@ class Tagger(nn.Module):
         self.scale = nn.Parameter(torch.ones(8))
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3, 10])
+def test_a_residual_transition_counts_as_two_layers(depth):
+    for layer in (dm.DMU, dm.DMUCell):
+        made = layer(4, 8, transition=[8] * (depth - 1), residual=True)
+        (group,) = dm.parameter_groups(made, lr=0.12)
+        assert group["lr"] == pytest.approx(0.12 / (2 * min(depth, 2)))
+
+
 def test_every_dmu_gets_its_own_share():
     model = Tagger()
     by_name = rates(model, dm.parameter_groups(model, lr=0.12))

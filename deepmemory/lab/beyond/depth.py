@@ -17,29 +17,33 @@ DEEP = ("residual", "dmu", "rhn")
 MULTIPLE = 8  # widths that tensor cores like
 RUNS = 3
 
+# All models share these; the rates, the start of the gates and dropout in the transition were searched on validation
+# with the small size (docs/depth-study/search.json).
 TRAINING: dict[str, Any] = {
     "batch": 64,
     "window": 70,
     "precision": "bf16-mixed",
+    "lr": 0.004,
+    "embedding_rate": 0.01,
+    "weight_decay": 1.2e-6,
     "beta2": 0.99,
     "clip": 0.5,
-    "weight_decay": 1.2e-6,
+    "warmup": 2,
     "word_dropout": 0.2,
     "recurrent_dropout": 0.25,
-    "embedding_rate": 0.003,
-    "lr": 0.001,
 }
 OF_SIZE: dict[str, dict[str, Any]] = {
-    "small": {"input_dropout": 0.4, "output_dropout": 0.5, "epochs": 40},
-    "large": {"input_dropout": 0.65, "output_dropout": 0.65, "epochs": 60},
+    "small": {"input_dropout": 0.4, "output_dropout": 0.5, "epochs": 24},
+    "large": {"input_dropout": 0.65, "output_dropout": 0.65, "epochs": 60, "lr": 0.001, "embedding_rate": 0.003},
 }
 OF_KIND: dict[str, dict[str, Any]] = {
-    "residual": {"residual": True, "memory_bias": 2.0, "module_rate": "same", "transition_dropout": 0.1},
-    "dmu": {"memory_bias": 2.0, "module_rate": "same", "transition_dropout": 0.1},
+    "residual": {"memory_bias": 0.0, "module_rate": "same"},
+    "dmu": {"memory_bias": 0.0, "module_rate": "same"},
     "rhn": {"transform_bias": -2.0},
     "gru": {},
-    "lstm": {"forget_bias": 0.5},  # in both of its bias vectors
+    "lstm": {"forget_bias": 0.0, "embedding_rate": 0.02},
 }
+RATES = {("residual", 10): 0.5, ("dmu", 3): 0.5, ("dmu", 5): 0.5, ("dmu", 10): 0.25, ("gru", 1): 2.0}  # relative to lr
 
 
 def setting(kind: str, depth: int = 1, size: str = "large") -> Setting:
@@ -50,14 +54,13 @@ def setting(kind: str, depth: int = 1, size: str = "large") -> Setting:
         raise ValueError(f"ptb: {kind} has no depth; give 1, got {depth}")
     width = width_for(kind, depth, SIZES[size])
     cell = "dmu" if kind == "residual" else kind
-    own = OF_KIND[kind] | OF_SIZE[size]
+    own = OF_SIZE[size] | OF_KIND[kind]
     if cell == "dmu":
         own |= {"transition": (width,) * (depth - 1), "residual": kind == "residual" and depth > 2}
-        own |= {"transition_dropout": own["transition_dropout"] if depth > 1 else 0.0}
     if cell == "rhn":
         own |= {"depth": depth}
     made = Setting("ptb", cell, (width,), **TRAINING | own)
-    return replace(made, cosine=made.epochs)
+    return replace(made, cosine=made.epochs, lr=made.lr * RATES.get((kind, depth), 1.0))
 
 
 def settings(size: str = "large", kinds: Iterable[str] = KINDS, depths: Iterable[int] = DEPTHS) -> list[Setting]:
