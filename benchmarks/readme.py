@@ -11,20 +11,24 @@ from pathlib import Path
 import gru_study
 
 from deepmemory.lab.bench.tables import markdown_table, speed_table
+from deepmemory.lab.beyond import depth
 from deepmemory.lab.records import Records
 from deepmemory.lab.report.render import markdown
+from deepmemory.lab.report.results.beyond import beyond_results, perplexity
 from deepmemory.lab.report.results.synthetic import synthetic_results
 from deepmemory.lab.report.results.tables import real_results
 from deepmemory.lab.report.sections import real, synthetic
+from deepmemory.lab.report.words import mean_text
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/engines.md", "docs/faq.md", "docs/paper.md", "docs/why-dmu.md")
+PAGES = ("README.md", "docs/depth-and-rate.md", "docs/engines.md", "docs/faq.md", "docs/paper.md", "docs/why-dmu.md")
 RESULTS = {"CPU": "cpu.json", "H200": "h200.json"}
 LAYERS = {"`dm.DMU`": "dm.DMU", "`nn.GRU`": "nn.GRU, equal weights", "`nn.LSTM`": "nn.LSTM, equal weights"}
 FRONT = {  # shapes in the README's table, those where a GRU is faster at the end
     "CPU": ("adding", "music-2", "mnist-64"),
     "H200": ("forecast", "large", "adding-51", "ptb-2", "deep-wide"),
 }
+MODELS = {"dmu": "DMU, plain", "residual": "DMU, residual", "rhn": "RHN", "gru": "GRU", "lstm": "LSTM"}
 DEPTHS = ("ptb-1", "ptb-2", "ptb-5", "ptb-10")
 
 
@@ -48,7 +52,42 @@ def tables() -> dict[str, str]:
         "starts": gru_study.start_table(beside),
         "rates": gru_study.rate_table(beside),
         "rate ranges": gru_study.range_table(beside),
+        "depth perplexity": perplexity_by_depth(),
+        "depth rates": rates_by_depth(),
     }
+
+
+def perplexity_by_depth() -> str:
+    """Test perplexity of the depth experiment at its small size: one row for each kind of model."""
+    records = Records(ROOT / "docs" / "depth-study")
+    (results,) = beyond_results(records.studies())
+    records.close()
+    found = {
+        (one.kind, one.depth or 1): mean_text(one.test(scale=perplexity), "perplexity")
+        for one in results.outcomes
+        if one.part == "small"
+    }
+    for shared in (1, 2):  # with no layer to add, a residual DMU is a plain one
+        found["residual", shared] = found["dmu", shared]
+    rows = [[name, *(found.get((kind, n), "–") for n in depth.DEPTHS)] for kind, name in MODELS.items()]  # noqa: RUF001
+    return markdown_table(["model", *(f"n = {n}" for n in depth.DEPTHS)], rows)
+
+
+def rates_by_depth() -> str:
+    """Validation perplexity at each rate of the first round of the search, for plain and residual transitions."""
+    trials = json.loads((ROOT / "docs" / "depth-study" / "search.json").read_text())["trials"]
+    rows = []
+    for kind in ("dmu", "residual"):
+        for n in depth.DEPTHS:
+            scores = {
+                t["lr"]: t["valid_perplexity"] for t in trials if (t["kind"], t["depth"], t["round"]) == (kind, n, 1)
+            }
+            if scores:
+                best = min(scores.values())
+                cells = [f"**{score:.0f}**" if score == best else f"{score:.0f}" for _, score in sorted(scores.items())]
+                rows.append([MODELS[kind], str(n), *cells])
+    rates = sorted({t["lr"] for t in trials if t["round"] == 1})
+    return markdown_table(["transition", "n", *(f"rate {rate:g}" for rate in rates)], rows)
 
 
 def milliseconds(result: dict, shape: str) -> tuple[dict, dict[str, float]]:

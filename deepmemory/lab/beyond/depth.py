@@ -33,7 +33,7 @@ TRAINING: dict[str, Any] = {
     "recurrent_dropout": 0.25,
 }
 OF_SIZE: dict[str, dict[str, Any]] = {
-    "small": {"input_dropout": 0.4, "output_dropout": 0.5, "epochs": 24},
+    "small": {"input_dropout": 0.4, "output_dropout": 0.5, "epochs": 22},
     "large": {"input_dropout": 0.65, "output_dropout": 0.65, "epochs": 60, "lr": 0.001, "embedding_rate": 0.003},
 }
 OF_KIND: dict[str, dict[str, Any]] = {
