@@ -1,35 +1,56 @@
-// Runs the CUDA source of deepmemory/ops/nvrtc on the CPU, a thread for a thread, so that its arithmetic and its barriers
-// can be tested without a GPU. Blocks of a cluster run together, clusters one after another.
-#include <barrier>
+// Runs the CUDA source of deepmemory/ops/nvrtc on the CPU, so that its arithmetic and its barriers can be tested without a
+// GPU. Every CUDA thread is a coroutine that runs until it has to wait at a barrier. Blocks of a cluster run together,
+// clusters one after another. The order in which threads get their turn is shuffled: a result that depends on it, because
+// a barrier is missing, is a wrong result here too.
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <thread>
+#include <ucontext.h>
 #include <vector>
 
 #define EMULATED
 #define DEVICE inline
 typedef long long int64;
 
+struct Warp;
+struct Thread {
+    int index, x, y, rank;
+    Warp* warp;
+    float* shared;
+    ucontext_t context;
+    bool done;
+};
+Thread* self;
+ucontext_t scheduler;
+bool moved;  // a thread reached a barrier or its end since the threads last had a turn each
+
+struct Barrier {
+    int expected, arrived = 0, generation = 0;
+    void arrive_and_wait() {
+        const int mine = generation;
+        moved = true;
+        if (++arrived == expected) arrived = 0, ++generation;
+        while (generation == mine) swapcontext(&self->context, &scheduler);
+    }
+};
 struct Warp {
-    std::barrier<> lanes{32};
+    Barrier lanes{32};
     unsigned a[32][4], b[32][2];
     bool flag[32];
 };
 struct Cluster {
     std::vector<std::vector<float>> shared;
-    std::vector<std::unique_ptr<std::barrier<>>> blocks;
-    std::vector<std::unique_ptr<Warp>> warps;
-    std::unique_ptr<std::barrier<>> all;
+    std::vector<Barrier> blocks;
+    std::vector<Warp> warps;
+    Barrier all;
 };
-thread_local Cluster* cluster;
-thread_local Warp* warp;
-thread_local float* shared_memory;
-thread_local int my_thread, my_x, my_y, my_rank;
+Cluster* cluster;
 
-inline int thread_index() { return my_thread; }
-inline int block_x() { return my_x; }
-inline int block_y() { return my_y; }
+#define shared_memory (self->shared)
+inline int thread_index() { return self->index; }
+inline int block_x() { return self->x; }
+inline int block_y() { return self->y; }
 inline float power_of_two(float x) { return std::exp2(x); }
 inline float reciprocal(float x) { return 1.f / x; }
 inline float coarse_tanh(float x) { return std::tanh(x); }
@@ -42,15 +63,16 @@ template <class To, class From> To same_bits(From from) {
 inline unsigned bits_of(float x) { return same_bits<unsigned>(x); }
 inline float float_of(unsigned bits) { return same_bits<float>(bits); }
 inline unsigned in_lanes(bool flag) {
-    warp->flag[my_thread % 32] = flag;
-    warp->lanes.arrive_and_wait();
+    Warp& warp = *self->warp;
+    warp.flag[self->index % 32] = flag;
+    warp.lanes.arrive_and_wait();
     unsigned all = 0;
-    for (int lane = 0; lane < 32; ++lane) all |= unsigned(warp->flag[lane]) << lane;
-    warp->lanes.arrive_and_wait();
+    for (int lane = 0; lane < 32; ++lane) all |= unsigned(warp.flag[lane]) << lane;
+    warp.lanes.arrive_and_wait();
     return all;
 }
-inline void block_barrier() { cluster->blocks[my_rank]->arrive_and_wait(); }
-inline void cluster_barrier() { cluster->all->arrive_and_wait(); }
+inline void block_barrier() { cluster->blocks[self->rank].arrive_and_wait(); }
+inline void cluster_barrier() { cluster->all.arrive_and_wait(); }
 inline void open_exchange() {}
 inline void receive(int, int) { cluster_barrier(); }
 inline float round_to_tf32(float x) { return float_of((bits_of(x) + 0x1000) & ~0x1fffu); }
@@ -82,10 +104,11 @@ inline Quad from_l2(const Quad* at) { return *at; }
 // As PTX's manual places the elements of m16n8k16 (two bytes) and m16n8k8 (four) in the lanes' registers.
 template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input) {
     constexpr int in_word = 4 / sizeof(Input), inputs = 8 * in_word;
-    const int lane = my_thread % 32;
+    Warp& warp = *self->warp;
+    const int lane = self->index % 32;
     const unsigned of_a[] = {a.x, a.y, a.z, a.w}, of_b[] = {b0, b1};
-    std::memcpy(warp->a[lane], of_a, sizeof of_a), std::memcpy(warp->b[lane], of_b, sizeof of_b);
-    warp->lanes.arrive_and_wait();
+    std::memcpy(warp.a[lane], of_a, sizeof of_a), std::memcpy(warp.b[lane], of_b, sizeof of_b);
+    warp.lanes.arrive_and_wait();
     const auto element = [](unsigned word, int place) {
         Input input;
         std::memcpy(&input, reinterpret_cast<char*>(&word) + place * sizeof input, sizeof input);
@@ -95,11 +118,11 @@ template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b
         const int output = lane / 4 + k / 2 * 8, row = lane % 4 * 2 + k % 2;
         for (int i = 0; i < inputs; ++i) {
             const int later = i / (inputs / 2), lane_of = i % (inputs / 2) / in_word;
-            sum[k] += element(warp->a[output % 8 * 4 + lane_of][output / 8 + 2 * later], i % in_word) *
-                      element(warp->b[row * 4 + lane_of][later], i % in_word);
+            sum[k] += element(warp.a[output % 8 * 4 + lane_of][output / 8 + 2 * later], i % in_word) *
+                      element(warp.b[row * 4 + lane_of][later], i % in_word);
         }
     }
-    warp->lanes.arrive_and_wait();
+    warp.lanes.arrive_and_wait();
 }
 
 #include "layout.cuh"
@@ -108,28 +131,51 @@ template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b
 #include "sweeps.cuh"
 #include "products.cuh"
 
+template <class Run> void run_cluster(std::vector<Thread>& threads, Run& run) {
+    static Run* what;
+    what = &run;
+    constexpr int stack_size = 1 << 16;
+    std::vector<char> stacks(threads.size() * stack_size);
+    std::vector<Thread*> turns;
+    for (Thread& thread : threads) {
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = &stacks[turns.size() * stack_size];
+        thread.context.uc_stack.ss_size = stack_size;
+        thread.context.uc_link = &scheduler;
+        makecontext(&thread.context, [] { (*what)(), self->done = moved = true; }, 0);
+        turns.push_back(&thread);
+    }
+    for (unsigned random = 1; !turns.empty();) {
+        moved = false;
+        std::vector<Thread*> left;
+        for (size_t k = turns.size(); k--;) {
+            random = random * 1664525u + 1013904223u;
+            std::swap(turns[k], turns[(random >> 8) % (k + 1)]);
+            self = turns[k];
+            swapcontext(&scheduler, &self->context);
+            if (!self->done) left.push_back(self);
+        }
+        if (!moved) std::fputs("emulate.cpp: threads wait at a barrier that others never reach\n", stderr), std::abort();
+        turns.swap(left);
+    }
+}
+
 template <int BLOCKS, int WIDTH_OF_BLOCK, class Run>
 void emulate(int blocks, int runs, int shared_floats, Run run) {
     for (int y = 0; y < runs; ++y)
         for (int first = 0; first < blocks; first += BLOCKS) {
-            Cluster here;
             // Fresh shared memory holds anything: NaN shows what is read before it was written.
-            here.shared.assign(BLOCKS, std::vector<float>(shared_floats, std::nanf("")));
-            for (int rank = 0; rank < BLOCKS; ++rank) {
-                here.blocks.push_back(std::make_unique<std::barrier<>>(WIDTH_OF_BLOCK));
-                for (int k = 0; k < WIDTH_OF_BLOCK / 32; ++k) here.warps.push_back(std::make_unique<Warp>());
-            }
-            here.all = std::make_unique<std::barrier<>>(BLOCKS * WIDTH_OF_BLOCK);
-            std::vector<std::thread> threads;
+            Cluster here{{BLOCKS, std::vector<float>(shared_floats, std::nanf(""))},
+                         {BLOCKS, Barrier{WIDTH_OF_BLOCK}},
+                         std::vector<Warp>(BLOCKS * WIDTH_OF_BLOCK / 32),
+                         Barrier{BLOCKS * WIDTH_OF_BLOCK}};
+            cluster = &here;
+            std::vector<Thread> threads;
             for (int rank = 0; rank < BLOCKS; ++rank)
                 for (int t = 0; t < WIDTH_OF_BLOCK; ++t)
-                    threads.emplace_back([&, rank, t] {
-                        cluster = &here, shared_memory = here.shared[rank].data();
-                        warp = here.warps[rank * (WIDTH_OF_BLOCK / 32) + t / 32].get();
-                        my_thread = t, my_rank = rank, my_x = first + rank, my_y = y;
-                        run();
-                    });
-            for (auto& thread : threads) thread.join();
+                    threads.push_back({t, first + rank, y, rank, &here.warps[(rank * WIDTH_OF_BLOCK + t) / 32],
+                                       here.shared[rank].data()});
+            run_cluster(threads, run);
         }
 }
 
