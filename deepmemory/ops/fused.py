@@ -97,7 +97,7 @@ def one_by_one(backward: Callable[..., tuple]) -> Callable[..., tuple]:
     return taking_batches
 
 
-# --- The operators. Tensors come with or without the leading dimension of runs. ---------------------
+# The operators. Tensors come with or without the leading dimension of runs.
 
 
 @torch.library.custom_op("deepmemory::scan", mutates_args=())
@@ -231,7 +231,7 @@ def _(
     return [_contiguous_like(t) if needed else x.new_empty(0) for t, needed in tensors]
 
 
-# --- Autograd of the operator, for compiled graphs. ---------------------------------------------------
+# Autograd of the operator, for compiled graphs.
 
 
 def _op_setup_context(ctx: Any, inputs: tuple, output: list[Tensor]) -> None:
@@ -258,7 +258,7 @@ def _op_backward(ctx: Any, grads: list[Tensor]) -> tuple:
 scan_op.register_autograd(_op_backward, setup_context=_op_setup_context)
 
 
-# --- Runs as a dimension. -----------------------------------------------------------------------------
+# Runs as a dimension.
 
 
 def _runs_first(tensors: Sequence[Tensor | None], dims: Sequence[int | None], runs: int, nested: bool) -> list[Any]:
@@ -297,7 +297,7 @@ def _(
     return [*(_split(t, runs, nested) for t in out), trace], [*([0] * len(out)), None]
 
 
-# --- Eager autograd: thin, and at home under torch.func. ----------------------------------------------
+# Eager autograd: thin, and at home under torch.func.
 
 
 def _zeros_for_none(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
@@ -502,7 +502,7 @@ def _plain_runs(
     return torch.vmap(partial(plain.scan, rec), in_dims=(0, 0, 0, of_sequences))(x, state, weights, sequences)
 
 
-# --- One call of an engine, whole or in pieces; tensors with or without the dimension of runs. ---------
+# One call of an engine, whole or in pieces; tensors with or without the dimension of runs.
 
 
 def run_forward(

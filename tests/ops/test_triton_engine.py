@@ -441,7 +441,7 @@ def test_kernels_are_imported_when_first_used():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-# --- Compiled for a GPU that is not here. -------------------------------------------------------------------
+# Compiled for a GPU that is not here.
 
 
 class Recorder:
@@ -514,7 +514,7 @@ def test_compiles_for_hopper(case: Case, monkeypatch: pytest.MonkeyPatch, tmp_pa
     sweeps.backward(case.recurrence, y, final, state, weights, own, y, trace)
 
 
-# --- On a real GPU alone. -----------------------------------------------------------------------------------
+# On a real GPU alone.
 
 SHAPES = {
     "adding": Case("dmu", 5, (5,), batch=32, steps=105, inputs=2),

@@ -85,7 +85,7 @@ def use_level(name: str) -> Iterator[None]:
         lib.dm_use_level(_levels(lib).get(os.environ.get(LEVEL_VARIABLE, ""), -1))
 
 
-# --- The engine, as deepmemory.ops.engines.FusedEngine describes it. ------------------------------------
+# The engine, as deepmemory.ops.engines.FusedEngine describes it.
 
 
 def unavailable() -> str | None:
@@ -186,7 +186,7 @@ def backward(
     return grads
 
 
-# --- The call as plan.h's struct Call: a row of int64. ---------------------------------------------------
+# The call as plan.h's struct Call: a row of int64.
 
 _NO_GRAD_Y = (0,) * 5
 _NO_STATE = (0,) * 6

@@ -131,7 +131,7 @@ class Transition {
       each(span, [&](i64 r, i64 j) { put(below, r, j, get(g, r, j)); });
   }
 
-  // --- Activations: in place; a slope that the output does not tell is kept in the slot behind it. ---
+  // Activations: in place; a slope that the output does not tell is kept in the slot behind it.
 
   void activate(const Layer& at, P record) const {
     const i64 span = plan.span(at.width);
@@ -188,7 +188,7 @@ class Transition {
     }
   }
 
-  // --- Deep memory update: slots z, candidate of the last layer. ---
+  // Deep memory update: slots z, candidate of the last layer.
 
   void dmu(P h, Const projected, P record) const {
     const i64 last = plan.layers - 1, span = state_span();
@@ -227,7 +227,7 @@ class Transition {
     state_back(0, delta, fixed(dh), dh);
   }
 
-  // --- Recurrent highway: slots candidate, transform of every layer; its state is kept for the next. ---
+  // Recurrent highway: slots candidate, transform of every layer; its state is kept for the next.
 
   void rhn(P h, Const projected, P record) const {
     const i64 span = state_span();
@@ -266,8 +266,6 @@ class Transition {
     }
   }
 
-  // --- Elman network. ---
-
   void rnn(P h, Const projected, P record) const {
     linear(0, seen(0, fixed(h), nothing(), scratch), projected, record);
     activate(plan.layer[0], record);
@@ -281,7 +279,7 @@ class Transition {
     state_back(0, delta, nothing(), dh);
   }
 
-  // --- Gated recurrent unit: slots n_x, r, z, n_h. ---
+  // Gated recurrent unit: slots n_x, r, z, n_h.
 
   void gru(P h, Const projected, P record) const {
     const i64 span = state_span();
@@ -315,7 +313,7 @@ class Transition {
     state_back(0, delta, fixed(dh), dh);
   }
 
-  // --- Long short-term memory: slots i, f, g, o; kept beside them c before the step, tanh(c) after it. ---
+  // Long short-term memory: slots i, f, g, o; kept beside them c before the step, tanh(c) after it.
 
   void lstm(P h, P c, Const projected, P record) const {
     const i64 span = state_span();

@@ -208,7 +208,7 @@ class Sweep {
     return {first + before * call.steps * plan.record + t * step_of(plan.record), row_ld(plan.record)};
   }
 
-  // --- Between the caller's rows and panels. ---
+  // Between the caller's rows and panels.
 
   // A step's rows into a panel; rows past their length become zero whatever stands there.
   void load_rows(const T* from, i64 row, i64 feature, i64 width, i64 t, P to) const {
@@ -347,8 +347,6 @@ class Sweep {
     }
   }
 
-  // --- Forward. ---
-
   void project(i64 low, i64 count) {
     load_x(low, count);
     const i64 x_ld = chunk_ld(call.inputs), ld = layer0_ld();
@@ -399,8 +397,6 @@ class Sweep {
     store_state(h, call.state[0].final);
     if (call.cell == deepmemory::kLstm) store_state(c, call.state[1].final);
   }
-
-  // --- Backward. ---
 
   // The state before step t: y of the step the walk came from, or the start; zero after a reset and past the length.
   void load_previous(i64 t, P to) const {
