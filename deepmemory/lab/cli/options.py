@@ -14,10 +14,13 @@ from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 
-from deepmemory.lab.settings import LARGEST, Launcher, Machine, Setting, check_choice
+from deepmemory.lab.settings import LARGEST, Launcher, Machine, Setting, check_choice, option
 
 MOST_RUNS = 10**6
 OUTPUT = "Output"
+WATCHES = ("none", "gradients")
+OUT_HELP = "folder for everything that is written"
+JSON_HELP = "print JSON lines for other programs"
 
 TaskName = Annotated[str, typer.Argument(help=Setting.__dataclass_fields__["task"].metadata["help"])]
 CellName = Annotated[
@@ -29,15 +32,8 @@ Quick = Annotated[bool, typer.Option("--quick", help="a small DMU that trains in
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="change any setting; repeatable")
 ]
-Out = Annotated[Path, typer.Option("--out", rich_help_panel=OUTPUT, help="folder for everything that is written")]
-AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="print JSON lines for other programs")]
-TrackerName = Annotated[
-    str, typer.Option("--tracker", rich_help_panel=OUTPUT, help="also log every epoch to tensorboard or mlflow")
-]
-WatchName = Annotated[
-    str,
-    typer.Option("--watch", rich_help_panel=OUTPUT, help="gradients: also record gates and gradients every few epochs"),
-]
+Out = Annotated[Path, typer.Option("--out", rich_help_panel=OUTPUT, help=OUT_HELP)]
+AsJson = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help=JSON_HELP)]
 DataFolder = Annotated[
     Path | None, typer.Option("--data", help="folder with local copies of the data; default: $DEEPMEMORY_DATA")
 ]
@@ -48,6 +44,19 @@ TrainedIn = Annotated[Path, typer.Option("--out", help="folder with trained netw
 RunSeed = Annotated[
     int | None, typer.Option("--run", min=0, help="seed of the run; default: the one with the lowest validation loss")
 ]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Where a training command records and what it shows."""
+
+    out: Path = option(Path("runs"), OUT_HELP, OUTPUT)  # noqa: RUF009 (it gives a field)
+    tracker: str = option("none", "also log every epoch to tensorboard or mlflow", OUTPUT)
+    watch: str = option("none", "gradients: also record gates and gradients every few epochs", OUTPUT)
+    json: bool = option(False, JSON_HELP, OUTPUT)
+
+    def __post_init__(self) -> None:
+        check_choice("--watch", self.watch, WATCHES)
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,8 @@ OneProcess = Annotated[Machine, OptionsOf(Machine, without=("devices", "nodes", 
 DeviceAndData = Annotated[Machine, OptionsOf(Machine, only=("device", "data"))]
 ManyStudies = Annotated[Launcher, OptionsOf(Launcher)]
 OneStudy = Annotated[Launcher, OptionsOf(Launcher, without=("at_once",))]
+Recorded = Annotated[Recording, OptionsOf(Recording)]
+RecordedUnwatched = Annotated[Recording, OptionsOf(Recording, without=("watch",))]
 
 
 def as_command(verb: Callable[..., None]) -> Callable[..., None]:

@@ -24,12 +24,13 @@ from deepmemory.lab.cli.options import (
     Out,
     PaperChanges,
     Quick,
+    Recorded,
+    RecordedUnwatched,
+    Recording,
     Runs,
     Seed,
     SettingChanges,
     TaskName,
-    TrackerName,
-    WatchName,
     check_engine,
     parse_assignments,
     split,
@@ -50,7 +51,6 @@ from deepmemory.lab.settings import (
     parse,
 )
 
-WATCHES = ("none", "gradients")
 SAVED = "every finished epoch is saved"
 
 
@@ -80,10 +80,7 @@ def paper(
     assignments: Assignments = None,
     machine: AnyMachine,
     launcher: ManyStudies,
-    out: Out = Path("runs"),
-    tracker: TrackerName = "none",
-    watch: WatchName = "none",
-    as_json: AsJson = False,
+    recording: Recorded,
 ) -> None:
     """Reproduce the paper's experiments with the paper's settings.
 
@@ -105,17 +102,8 @@ def paper(
         ([one for one in settings if (one.task in SYNTHETIC) is synthetic], published.QUICK_RUNS if quick else default)
         for synthetic, default in usual.items()
     ]
-    train_and_report(
-        [(of_kind, runs or default) for of_kind, default in groups],
-        chosen,
-        seed=seed,
-        machine=machine,
-        launcher=launcher,
-        out=out,
-        tracker=tracker,
-        watch=watch,
-        as_json=as_json,
-    )
+    counted = [(of_kind, runs or default) for of_kind, default in groups]
+    train_and_report(counted, chosen, seed=seed, machine=machine, launcher=launcher, recording=recording)
 
 
 def beyond(
@@ -140,9 +128,7 @@ def beyond(
     assignments: Assignments = None,
     machine: AnyMachine,
     launcher: ManyStudies,
-    out: Out = Path("runs"),
-    tracker: TrackerName = "none",
-    as_json: AsJson = False,
+    recording: RecordedUnwatched,
 ) -> None:
     """Carry out experiments beyond the paper.
 
@@ -165,17 +151,7 @@ def beyond(
         )
         for name, settings in selected.items()
     ]
-    train_and_report(
-        groups,
-        chosen,
-        seed=seed,
-        machine=machine,
-        launcher=launcher,
-        out=out,
-        tracker=tracker,
-        watch="none",
-        as_json=as_json,
-    )
+    train_and_report(groups, chosen, seed=seed, machine=machine, launcher=launcher, recording=recording)
 
 
 def train_and_report(
@@ -185,30 +161,19 @@ def train_and_report(
     seed: int,
     machine: Machine,
     launcher: Launcher,
-    out: Path,
-    tracker: str,
-    watch: str,
-    as_json: bool,
+    recording: Recording,
 ) -> None:
     """Train settings with a number of runs each; then write the report and print what it says of ``shown``."""
     from deepmemory.lab.training.distributed import is_first_process
 
     failed = []
     for settings, runs in groups:
-        failed += train_studies(
-            settings,
-            seeds=range(seed, seed + runs),
-            machine=machine,
-            launcher=launcher,
-            out=out,
-            tracker=tracker,
-            watch=watch,
-            as_json=as_json,
-        )
+        seeds = range(seed, seed + runs)
+        failed += train_studies(settings, seeds=seeds, machine=machine, launcher=launcher, recording=recording)
     if not is_first_process():
         return
-    warn_of_divergence([setting for settings, _ in groups for setting in settings], out)
-    results.show_report(out, tasks=shown, as_json=as_json)
+    warn_of_divergence([setting for settings, _ in groups for setting in settings], recording.out)
+    results.show_report(recording.out, tasks=shown, as_json=recording.json)
     tell_failed(failed)
 
 
@@ -223,28 +188,17 @@ def train(
     assignments: Assignments = None,
     machine: AnyMachine,
     launcher: OneStudy,
-    out: Out = Path("runs"),
-    tracker: TrackerName = "none",
-    watch: WatchName = "none",
-    as_json: AsJson = False,
+    recording: Recorded,
 ) -> None:
     """Train one study with any settings; those left out are the paper's."""
     from deepmemory.lab.training.distributed import is_first_process
 
     setting = papers_setting(task, cell, changes | parse_assignments(assignments), quick=quick)
-    failed = train_studies(
-        [setting],
-        seeds=range(seed, seed + runs),
-        machine=machine,
-        launcher=launcher,
-        out=out,
-        tracker=tracker,
-        watch=watch,
-        as_json=as_json,
-    )
+    seeds, out = range(seed, seed + runs), recording.out
+    failed = train_studies([setting], seeds=seeds, machine=machine, launcher=launcher, recording=recording)
     if not is_first_process():
         return
-    if not as_json:
+    if not recording.json:
         print(f"recorded in {out}; for the page: dmu report --out {out}")
     tell_failed(failed)
     if warn_of_divergence([setting], out):
@@ -370,10 +324,7 @@ def train_studies(
     seeds: Sequence[int],
     machine: Machine,
     launcher: Launcher,
-    out: Path,
-    tracker: str,
-    watch: str,
-    as_json: bool,
+    recording: Recording,
 ) -> list[str]:
     """Train with a display that fits the output; returns a line for each study that failed."""
     from deepmemory.lab.scale.launch import launch
@@ -382,20 +333,19 @@ def train_studies(
     from deepmemory.lab.use import inspection
 
     check_engine(machine.engine, needed_here=launcher.on == "local")
-    check_choice("--watch", watch, WATCHES)
     if not settings:
         return []
-    display = choose_display(as_json)
+    display = choose_display(recording.json)
     try:
         return launch(
             settings,
             seeds,
-            out=out,
+            out=recording.out,
             machine=machine,
             launcher=launcher,
             display=display,
-            track=open_tracker(tracker, out),
-            watch=inspection.watch if watch == "gradients" else None,
+            track=open_tracker(recording.tracker, recording.out),
+            watch=inspection.watch if recording.watch == "gradients" else None,
         )
     except KeyboardInterrupt:
         display.close()
