@@ -1,4 +1,4 @@
-"""Lint, format and types hold over the whole project."""
+"""Lint, format and types hold over the whole project, and in a user's program (typed_script.py)."""
 
 import subprocess
 import sys

@@ -58,10 +58,11 @@ def check(names: Names = None, data: DataFolder = None, as_json: AsJson = False)
 def with_data(settings: Sequence[Setting], data: str | None) -> list[Setting]:
     """The settings whose data is available; says which are left out, and raises if that is all of them."""
     from deepmemory.lab.data import inventory
+    from deepmemory.lab.data.registry import dataset
     from deepmemory.lab.tasks import data_of
 
     needed = {setting: data_of(setting) for setting in settings}
-    missing = {name for name in needed.values() if name and not inventory.where(inventory.dataset(name), data)}
+    missing = {name for name in needed.values() if name and not inventory.where(dataset(name), data)}
     available = [setting for setting, name in needed.items() if name not in missing]
     for name in sorted(missing):
         print(f"left out: the dataset {name} is not available; fetch it with: dmu data fetch {name}", file=sys.stderr)

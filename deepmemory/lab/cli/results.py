@@ -105,13 +105,13 @@ def bench(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     check_choice("device", device, ("cpu", "cuda"))
-    usual = GPU_SHAPES if device == "cuda" else CPU_SHAPES
+    usual, known = GPU_SHAPES if device == "cuda" else CPU_SHAPES, speed.Benchmark.engines
     plan = speed.Benchmark(
         device,
         tuple(check_choice("shape", name, tuple(SHAPES)) for name in (split(shapes) if shapes else usual)),
         tuple(check_choice("precision", name, speed.PRECISIONS) for name in split(precisions)),
         tuple(check_choice("cell", name.lower(), CELLS).upper() for name in split(cells)),
-        tuple(check_choice("engine", name, speed.NAMES) for name in split(engines)) if engines else speed.NAMES,
+        tuple(check_choice("engine", name, known) for name in split(engines)) if engines else known,
         seconds=seconds,
         minutes=minutes,
         growth=growth,

@@ -10,7 +10,7 @@ from deepmemory.lab.data.digits import load_digits
 from deepmemory.lab.data.errors import DataError, MissingData
 from deepmemory.lab.data.music import load_music
 from deepmemory.lab.data.pairs import SPECIAL, load_pairs
-from deepmemory.lab.data.registry import DATASETS, Dataset, dataset
+from deepmemory.lab.data.registry import DATASETS, Dataset, File, dataset
 from deepmemory.lab.data.text import load_text
 
 
@@ -88,6 +88,6 @@ def count(entry: Dataset, data: Path | str | None = None) -> dict[str, int]:
     return {split: len(digits.labels) for split, digits in load_digits(data).items()}
 
 
-def _recorded(file: files.File, data: Path | str | None) -> bool:
+def _recorded(file: File, data: Path | str | None) -> bool:
     path = files.find(file, data)
     return path is not None and files.recorded_digest(file, path) is not None
