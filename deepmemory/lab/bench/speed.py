@@ -145,7 +145,7 @@ def with_spread(times: dict[str, Any]) -> str:
 
 
 def noisy(row: dict[str, Any] | None, way: str) -> bool:
-    """Whether a time was taken in this way and should not be relied on."""
+    """Whether the time of this kind, such as ``forward``, is marked as noisy."""
     return bool(row and "noisy" in row.get(way, {}))
 
 

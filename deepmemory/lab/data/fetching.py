@@ -99,7 +99,7 @@ def _retrieve(file: File, path: Path, expected: str | None, progress: Progress) 
                 if not download.resumed or download.part.is_file():
                     break
     reasons = "\n  ".join(failures)
-    raise DataError(f"{file.path} could not be fetched:\n  {reasons}\nA copy from elsewhere belongs into {path.parent}")
+    raise DataError(f"{file.path} could not be fetched:\n  {reasons}\nPut a copy from elsewhere into {path.parent}")
 
 
 class Download:

@@ -279,7 +279,7 @@ class Records:
                 )
 
     def write_watch(self, study: int, epoch: int, seeds: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
-        """What was watched after an epoch: by name, one number for each of the seeds."""
+        """What ``--watch`` measured after an epoch: by name, one number for each of the seeds."""
         with self.transaction():
             for place, seed in enumerate(seeds):
                 run = self._run_id(study, seed)
@@ -332,7 +332,7 @@ class Records:
             self.db.execute("DELETE FROM packed WHERE run = ?", (run,))
 
     def _unpack_watch(self, run: int) -> None:
-        """Put what was watched of a merged run that resumes into rows again."""
+        """Unpack what ``--watch`` measured of a merged run that resumes: into rows, to which more are added."""
         for (blob,) in self.db.execute('SELECT "values" FROM packed_watch WHERE run = ?', (run,)).fetchall():
             rows = [(run, epoch, name, value) for name, of in unpack_watch(blob).items() for epoch, value in of.items()]
             self.db.executemany("INSERT OR REPLACE INTO watch VALUES (?, ?, ?, ?)", rows)
@@ -392,7 +392,7 @@ class Records:
         return found
 
     def watched(self, key: str) -> dict[int, dict[str, dict[int, float]]]:
-        """What was watched in a study: by seed, by name, by epoch."""
+        """What ``--watch`` measured in a study: by seed, by name, by epoch."""
         found: dict[int, dict[str, dict[int, float]]] = {}
         limit = UnpackingLimit()
         with explained(self.path, MALFORMED):

@@ -77,7 +77,7 @@ def unpack_curves(
 
 
 def pack_watch(values: Mapping[str, Mapping[int, float]]) -> bytes:
-    """What was watched of a run, by name and epoch, in a third of the space."""
+    """What ``--watch`` measured of a run, by name and epoch, in a third of the space."""
     return zlib.compress(json.dumps(values).encode(), 9)
 
 

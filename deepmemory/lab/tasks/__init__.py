@@ -83,7 +83,7 @@ def task_of(setting: Setting, data: str | None = None) -> Task:
 
 @lru_cache(maxsize=1)
 def real_task(task: str, name: str, pairs: int, permuted: bool, limit: int, data: str | None) -> Task:
-    """Studies of one task follow each other: read its data once, and copy it to a device once."""
+    """A task with real data. The last one is cached: studies of one task follow each other and share its data."""
     if task == "polymusic":
         return PolyMusic(load_music(name, data), limit)
     if task == "natlang":

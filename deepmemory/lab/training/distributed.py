@@ -104,7 +104,7 @@ def naming_lost_processes(fabric: Fabric) -> Iterator[None]:
 
 
 def missing_ranks(fabric: Fabric) -> list[int]:
-    """Ranks that do not answer a roll call; the first one, whose process keeps the list, if there is no list."""
+    """Ranks that do not answer a roll call; rank 0, whose process holds the store, if the store does not answer."""
     store, answers = PrefixStore("here", _get_default_store()), list[bool]()
 
     def call() -> None:

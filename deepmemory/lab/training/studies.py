@@ -171,7 +171,7 @@ def is_watched(epoch: int, epochs: int) -> bool:
 def write_watch(
     study: ActiveStudy, epoch: int, group: Group, trained: Container[int], values: dict[str, list[float]]
 ) -> None:
-    """Record what was watched of the seeds that trained in this epoch; the stack may hold others."""
+    """Record what ``--watch`` measured of the seeds that trained in this epoch; the stack may hold others."""
     places = [place for place, seed in enumerate(group.stacked_seeds) if seed in trained]
     seeds = [group.stacked_seeds[place] for place in places]
     of_seeds = {name: [of_stack[place] for place in places] for name, of_stack in values.items()}

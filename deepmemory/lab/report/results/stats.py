@@ -16,7 +16,7 @@ def median(values: Iterable[float]) -> float | None:
 
 
 def spread(values: Sequence[float], best: int) -> Spread:
-    """Best (the value at that place), mean and sample deviation; as in the paper, one run of nan makes both nan."""
+    """The value at index ``best``, mean and sample deviation; as in the paper, one run of nan makes both nan."""
     if not all(map(math.isfinite, values)):
         return Spread(values[best], None, None)
     return Spread(values[best], statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)

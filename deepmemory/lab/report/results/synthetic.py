@@ -122,7 +122,7 @@ def cell_results(study: Study) -> CellResults:
 
 
 def is_under(run: Run, threshold: int) -> bool:
-    """This run got under the threshold at that place."""
+    """Whether a run got under the threshold with this index."""
     return threshold < len(run.first_under) and run.first_under[threshold] is not None
 
 

@@ -66,13 +66,13 @@ class Case(NamedTuple):
 
 
 def printed_scores(names: Iterable[str]) -> Scores:
-    """What these tables of the paper say."""
+    """Test scores that the paper prints in these tables."""
     rows = [row for name in names for row in tables.printed_rows(name).items()]
     return {experiment: RunScores(test, paper.REAL_RUNS) for experiment, (_, test) in rows}
 
 
 def our_scores(names: Iterable[str], results: Iterable[RealResults]) -> Scores:
-    """What the records say in the place of these tables."""
+    """Test scores that the records have for the rows of these tables."""
     rows = [row for one in results for table in one.tables if table.name in names for row in table.rows]
     return {row.experiment: RunScores(row.scores.test, len(row.scores.tests)) for row in rows if row.scores}
 

@@ -159,7 +159,7 @@ def best_scores(run: Run, measure: str, epochs: int, by: str) -> tuple[float, fl
 
 
 def best_of(measure: str) -> Callable[..., Any]:
-    """Accuracies are best when high, losses and perplexities when low."""
+    """``max`` for accuracies, ``min`` for losses and perplexities."""
     return max if measure == "accuracy" else min
 
 
@@ -202,7 +202,7 @@ class TableRow:
 
     @property
     def deviations(self) -> float | None:
-        """The same in standard deviations of the paper; None where it prints none."""
+        """The difference in standard deviations of the paper; None where it prints none."""
         deviation = self.paper_test and self.paper_test.std
         return self.difference / deviation if self.difference is not None and deviation else None
 
@@ -358,7 +358,7 @@ published = lru_cache(paper.setting)
 
 
 def nearest(setting: Setting) -> tuple[Experiment, Setting]:
-    """The experiment a setting belongs to, and the paper's setting there; for sizes it has not, that of its first."""
+    """The experiment of a setting, and the paper's setting for it: at its first size where it lacks this one."""
     cell = paper.kind_of(setting)
     if setting.task == "pixel-mnist":
         of_units = {u: published(setting.task, cell, units=u, pixels=setting.pixels) for u in paper.UNITS}
@@ -418,7 +418,7 @@ def tried_rates(results: Iterable[RealResults]) -> list[StudyResult]:
 
 
 def is_better(one: float, two: float, measure: str) -> bool:
-    """By this measure; any number is better than nan."""
+    """Whether one score is better than another by this measure; any number is better than nan."""
     if math.isnan(one) or math.isnan(two):
         return math.isnan(two) and not math.isnan(one)
     return one != two and best_of(measure)(one, two) == one
@@ -435,10 +435,10 @@ def chance(one: Spread, runs: int, two: Spread, other_runs: int) -> float | None
 
 
 def as_dict(of: Spread | None) -> dict[str, float | None] | None:
-    """A spread in numbers that JSON knows."""
+    """A spread as plain numbers for JSON."""
     return of and {name: finite(value) for name, value in of._asdict().items()}
 
 
 def finite(value: float | None) -> float | None:
-    """None in the place of nan and inf."""
+    """The number, or None for nan and inf, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None

@@ -151,5 +151,5 @@ def first_and_last(quantity: Quantity, one: GradientStudy) -> str:
 
 
 def learned(run: Run) -> bool:
-    """The run got under the first threshold."""
+    """Whether a run got under the first threshold."""
     return is_under(run, 0)

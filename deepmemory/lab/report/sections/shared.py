@@ -25,13 +25,13 @@ def statements_text(verdicts: Sequence[Verdict]) -> str:
 
 
 def holding(verdicts: Iterable[Verdict]) -> str:
-    """The same in a table's cell."""
+    """How many of the decided statements hold, for a cell of a table."""
     decided = [v.agrees for v in verdicts if v.decided]
     return f"{sum(map(bool, decided))} of {len(decided)}" if decided else words.NOTHING
 
 
 def differences(verdicts: Sequence[tuple[str, Verdict]], note: str = "") -> list[Block]:
-    """Where paper and records part, before anything else; each statement comes with the name of its task."""
+    """Statements that do not hold here, each given with the name of its task."""
     items = [
         f"{task}: the paper says “{v.claim.text}”; here {v.seen}."
         + (" It does not hold in the paper's own table either." if v.in_paper is False else "")
@@ -76,7 +76,7 @@ def not_run(readings: Sequence[tuple[Reading, str]]) -> list[Block]:
 
 
 def biases(settings: Iterable[Setting]) -> str:
-    """The end of a figure's caption: how the gates of the cells in it start."""
+    """A sentence for a figure's caption: the initial gate biases of its cells."""
     texts = [words.joined(words.cell_title(s.cell), bias, by=" ") for s in settings if (bias := words.initial_bias(s))]
     return f" Initial gate biases: {', '.join(dict.fromkeys(texts))}." if texts else ""
 

@@ -22,7 +22,7 @@ MOST_PANELS = 20  # of a figure, which shows no more of the settings searched th
 def describe(trial: FrozenTrial, study: optuna.Study) -> str:
     """One line about a finished trial and the best one so far."""
     shown = ", ".join(f"{name} {short(value)}" for name, value in trial.params.items())
-    cut = f", cut short at epoch {trial.last_step}" if trial.state == TrialState.PRUNED else ""
+    cut = f", stopped early at epoch {trial.last_step}" if trial.state == TrialState.PRUNED else ""
     complete = [t for t in finished(study) if t.state == TrialState.COMPLETE]
     best = min(complete, key=lambda t: (loss_of(t), t.number), default=trial)
     return (

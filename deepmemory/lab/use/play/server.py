@@ -174,7 +174,7 @@ class Server(ThreadingHTTPServer):
 
 
 def missing(slot: ModelSlot) -> dict[str, Any]:
-    """What the page shows in the place of a model."""
+    """What the page shows where there is no model."""
     return {"ready": False, "problem": slot.problem, "commands": slot.commands}
 
 
