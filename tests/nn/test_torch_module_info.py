@@ -1,7 +1,9 @@
 """What torch tests of its own recurrent layers, with torch's inputs for them, of ours."""
 
 import copy
+import hashlib
 import io
+import os
 import subprocess
 import sys
 from typing import NamedTuple
@@ -67,9 +69,14 @@ def floats(tree) -> list[Tensor]:
 
 
 @pytest.fixture(scope="module")
-def from_torch(tmp_path_factory) -> dict:
-    path = tmp_path_factory.mktemp("module_info") / "inputs.pt"
-    subprocess.run([sys.executable, "-c", GENERATE, str(path)], check=True)
+def from_torch(pytestconfig) -> dict:
+    """Made once per version of torch and of the code above."""
+    version = hashlib.sha256(f"{torch.__version__} {GENERATE}".encode()).hexdigest()[:16]
+    path = pytestconfig.cache.mkdir("module_info") / f"{version}.pt"
+    if not path.exists():
+        new = path.with_suffix(f".{os.getpid()}")
+        subprocess.run([sys.executable, "-c", GENERATE, str(new)], check=True)
+        new.replace(path)  # at once: another worker may be about to load it
     return torch.load(path, weights_only=False)
 
 
