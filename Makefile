@@ -6,7 +6,7 @@ ENGINE := $(wildcard deepmemory/ops/cpu/*.cpp deepmemory/ops/cpu/*.h)
 .PHONY: test sanitize demo report docs venv clean
 
 test: venv
-	$(VENV)/bin/python -m pytest -n 2
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
 
 # The CPU engine's tests with its library built for AddressSanitizer and UBSan, which end the run at their first report.
 # Needs CMake and GCC. One test asks for 17 GB of address space, which AddressSanitizer would have to shadow.

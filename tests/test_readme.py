@@ -65,7 +65,7 @@ def test_every_command_is_checked_here():
 
 
 def test_make_test_runs_these_tests():
-    assert recipe("test")[-1].split()[1:] == ["-m", "pytest", "-n", "2"]
+    assert recipe("test")[-1].split()[1:] == ["-m", "pytest", "-n", "2", "--dist", "worksteal"]
 
 
 def test_make_demo_in_short(tmp_path):
