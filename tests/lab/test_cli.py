@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import typer
+from lab.processes import MAIN, Forked
 from lab.stories import told
 from typer.testing import CliRunner
 
@@ -58,7 +59,7 @@ def error_of(monkeypatch, capsys, *arguments):
 
 def test_killed_and_stopped_it_resumes_to_the_same_numbers(tmp_path):
     command = ["paper", "adding", "--cells", "dmu,gru", "--epochs", "6", "--json", *SMALL, "--out"]
-    killed = start(*command, tmp_path / "disturbed")
+    killed = Forked(MAIN, *command, tmp_path / "disturbed")
     wait_for_epoch(killed, 2)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
@@ -73,7 +74,7 @@ def test_killed_and_stopped_it_resumes_to_the_same_numbers(tmp_path):
     assert "dmu paper adding --cells dmu,gru" in errors  # the command that resumes
 
     # The rest is done by two processes at once, on the same folder.
-    pair = [start(*command, tmp_path / "disturbed") for _ in range(2)]
+    pair = [Forked(MAIN, *command, tmp_path / "disturbed") for _ in range(2)]
     invoke(*command, tmp_path / "undisturbed")
     for process in pair:
         _, errors = process.communicate()

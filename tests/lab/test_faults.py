@@ -7,16 +7,15 @@ import resource
 import signal
 import socket
 import sqlite3
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from lab.data import making
 from lab.data.making import served
 from lab.data.test_fetching import BODY, NOTTINGHAM, Pages, serving
+from lab.processes import MAIN, Forked
 from lab.stories import told
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -36,8 +35,6 @@ from deepmemory.lab.records import (
 )
 from deepmemory.lab.training import loop
 
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "NO_PROXY": "127.0.0.1"}
 SMALL = ["--runs", "2", "--epochs", "3", "--steps", "3", "--batch", "4", "--validation", "8", "--test", "8"]
 SMALL += ["--min-length", "24", "--max-length", "26", "--threads", "1", "--device", "cpu", "--engine", "plain"]
 TRAIN = ["train", "adding", *SMALL]
@@ -71,20 +68,6 @@ def trained(tmp_path, run):
     return told(tmp_path / "whole")
 
 
-def start(code, *arguments, limit=None):
-    """Python in a process of its own, which may write files of ``limit`` bytes at most."""
-    confine = None if limit is None else lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=confine,
-    )
-
-
 DIES_AT = """
 import os, signal, sys
 from deepmemory.lab import cli
@@ -106,7 +89,7 @@ cli.main()
 @pytest.mark.parametrize("moment", ["records write_epoch 2", "os replace 2"], ids=["training", "a checkpoint"])
 def test_killed_while(tmp_path, run, trained, moment):
     out = tmp_path / "killed"
-    process = start(DIES_AT, moment, *TRAIN, "--out", out)
+    process = Forked(DIES_AT, moment, *TRAIN, "--out", out)
     process.communicate(timeout=120)
     assert process.returncode == -signal.SIGKILL
     before = told(out)
@@ -159,7 +142,7 @@ def test_killed_while_merging(tmp_path, run):
     sources = [tmp_path / "a", tmp_path / "b"]
     before = contents(*sources)
     assert any(path.name == "records.sqlite-wal" for path in before)
-    process = start(DIES_IN_A_MERGE, *sources, tmp_path / "merged")
+    process = Forked(DIES_IN_A_MERGE, *sources, tmp_path / "merged")
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert contents(*sources) == before
@@ -192,7 +175,7 @@ def test_killed_while_downloading(tmp_path, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as stalling:
         address = f"http://127.0.0.1:{stalling.getsockname()[1]}/a"
         file = served(NOTTINGHAM, BODY, [address])
-        process = start(FETCHES, address, file.size, file.sha256, tmp_path)
+        process = Forked(FETCHES, address, file.size, file.sha256, tmp_path)
         connection, _ = stalling.accept()
         with connection:
             connection.sendall(head + BODY[: len(BODY) // 2])
@@ -207,16 +190,13 @@ def test_killed_while_downloading(tmp_path, monkeypatch):
     assert left == ["Nottingham.mat"]  # beside empty ones: locks, and the temporary file that pooch had opened
 
 
-MAIN = "from deepmemory.lab import cli; cli.main()"
-
-
 @pytest.mark.parametrize(
     ("limit", "width", "named"), [(30_000, 3, "records.sqlite"), (150_000, 50, "runs-0.safetensors")]
 )
 def test_a_full_disk(tmp_path, run, limit, width, named):
     command = [*TRAIN, "--transition", width, "--hidden", width]
     assert run(*command, "--out", tmp_path / "whole") == (0, "")
-    process = start(MAIN, *command, "--out", tmp_path / "full", limit=limit)
+    process = Forked(MAIN, *command, "--out", tmp_path / "full", limit=limit)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2
     assert errors.startswith("error: ")

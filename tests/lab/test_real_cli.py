@@ -5,8 +5,9 @@ import os
 import signal
 
 import pytest
+from lab.processes import MAIN, Forked
 from lab.stories import told
-from lab.test_cli import error_of, invoke, start, wait_for_epoch
+from lab.test_cli import error_of, invoke, wait_for_epoch
 
 from deepmemory.lab import paper
 from deepmemory.lab.cli.training import selection
@@ -52,7 +53,7 @@ def test_other_music(music, tmp_path):
 @needs_data
 def test_killed_it_resumes_to_the_same_numbers(tmp_path):
     command = ["train", "polymusic", "--limit", "6", "--epochs", "6", "--json", *HERE, "--out"]
-    killed = start(*command, tmp_path / "killed")
+    killed = Forked(MAIN, *command, tmp_path / "killed")
     wait_for_epoch(killed, 2)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()

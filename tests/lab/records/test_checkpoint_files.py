@@ -4,12 +4,11 @@ import json
 import math
 import random
 import struct
-import subprocess
-import sys
 
 import pytest
 import torch
 from lab.checkpoints import small, train
+from lab.processes import MAIN, Forked
 from safetensors import safe_open
 from safetensors.torch import save
 from typer.testing import CliRunner
@@ -255,24 +254,17 @@ def test_every_command_refuses_it(checkpoint, tmp_path, edit):
         load_model(path)
 
 
-RESUMES = """
-import sys
-from deepmemory.lab import cli
-sys.argv = ["dmu", "train", "adding", *sys.argv[1:]]
-cli.main()
-"""
-
-
 def test_resuming_ends_in_one_line_and_no_crash(tmp_path):
     """The command in a process of its own: this file used to write past the end of Adam's moments."""
     small_run = ["--runs", "2", "--steps", "3", "--batch", "4", "--validation", "8", "--test", "8"]
     small_run += ["--min-length", "24", "--max-length", "26", "--threads", "1", "--device", "cpu", "--out", tmp_path]
 
     def run(epochs):
-        command = [sys.executable, "-c", RESUMES, *map(str, small_run), "--epochs", str(epochs)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        process = Forked(MAIN, "train", "adding", *small_run, "--epochs", epochs)
+        _, errors = process.communicate()
+        return process.returncode, errors
 
-    assert run(1).returncode == 0
+    assert run(1)[0] == 0
     (path,) = tmp_path.glob("checkpoints/*/*.safetensors")
     with safe_open(path, framework="pt") as file:
         tensors, noted = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
@@ -282,8 +274,8 @@ def test_resuming_ends_in_one_line_and_no_crash(tmp_path):
     del noted["sha256"]
     noted["sha256"] = checkpoint_digest(tensors, noted)
     path.write_bytes(save(tensors, noted))
-    ended = run(40)
-    assert ended.returncode == 2, ended.stderr[-300:]
-    assert ended.stderr.startswith(f"error: {path} is not a checkpoint")
-    assert "exp_avg_sq" in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+    code, errors = run(40)
+    assert code == 2, errors[-300:]
+    assert errors.startswith(f"error: {path} is not a checkpoint")
+    assert "exp_avg_sq" in errors
+    assert len(errors.splitlines()) == 1

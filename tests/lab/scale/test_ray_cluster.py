@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from lab.made_studies import made, record
+from lab.processes import Forked
 from lab.stories import told
 
 pytest.importorskip("ray", reason="--on ray needs Ray: pip install 'deepmemory[ray]'")
@@ -260,12 +261,7 @@ def test_a_ray_that_listens_to_others_is_told_of(monkeypatch):
 
 def test_without_ray_the_command_says_what_to_install(tmp_path):
     code = "import sys; sys.modules['ray'] = None; from deepmemory.lab import cli; cli.main()"
-    told = subprocess.run(
-        [sys.executable, "-c", code, "train", "adding", "--on", "ray", "--out", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert told.returncode == 2
-    assert "error: --on ray needs Ray: pip install 'deepmemory[ray]'" in told.stderr
+    process = Forked(code, "train", "adding", "--on", "ray", "--out", tmp_path)
+    _, errors = process.communicate()
+    assert process.returncode == 2
+    assert "error: --on ray needs Ray: pip install 'deepmemory[ray]'" in errors

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lab.processes import Forked
 from typer.testing import CliRunner
 
 pytest.importorskip("optuna", reason="the search needs Optuna: pip install 'deepmemory[search]'")
@@ -33,7 +34,6 @@ from deepmemory.lab.training import loop
 from deepmemory.lab.training.progress import PlainLines
 
 ROOT = Path(__file__).parents[3]
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 CPU = Machine("cpu", engine="plain")
 TINY = Setting(
     transition=(2,), hidden=(2,), min_length=24, max_length=25, batch=2, steps=1, epochs=2, validation=4, test=4
@@ -213,7 +213,6 @@ def test_stopped_by_hand_a_trial_resumes_from_its_checkpoint(search, monkeypatch
 
 
 WORKER = """
-import sys
 from deepmemory.lab import cli
 from deepmemory.lab.scale.search import run, storage
 storage.HEARTBEAT, storage.SILENCE, run.POLL = 1, 3, 0.2
@@ -222,10 +221,7 @@ cli.main()
 
 
 def start(*arguments):
-    command = [sys.executable, "-c", WORKER, "sweep", "adding", *SMALL, *map(str, arguments)]
-    return subprocess.Popen(
-        command, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return Forked(WORKER, "sweep", "adding", *SMALL, *arguments)
 
 
 def share_a_search(tmp_path, storage):

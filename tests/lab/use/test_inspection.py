@@ -7,7 +7,8 @@ import signal
 import pytest
 import torch
 from lab.checkpoints import made, small, train
-from lab.test_cli import SMALL, error_of, invoke, start, wait_for_epoch
+from lab.processes import MAIN, Forked
+from lab.test_cli import SMALL, error_of, invoke, wait_for_epoch
 
 import deepmemory as dm
 from deepmemory.lab.records import DIVERGED, Records, merge
@@ -200,7 +201,7 @@ def watched_in(out):
 
 def test_watched_from_the_command_line_killed_or_not(tmp_path):
     command = ["paper", "adding", "--cells", "dmu", "--epochs", "25", "--json", *SMALL]
-    killed = start(*command, "--watch", "gradients", "--out", tmp_path / "killed")
+    killed = Forked(MAIN, *command, "--watch", "gradients", "--out", tmp_path / "killed")
     wait_for_epoch(killed, 5)
     killed.send_signal(signal.SIGKILL)
     killed.communicate()
