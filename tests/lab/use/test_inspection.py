@@ -200,7 +200,7 @@ def watched_in(out):
 
 
 def test_watched_from_the_command_line_killed_or_not(tmp_path):
-    command = ["paper", "adding", "--cells", "dmu", "--epochs", "25", "--json", *SMALL]
+    command = ["paper", "adding", "--cells", "dmu", "--epochs", "25", "--json", *SMALL, "--set=steps=3"]
     killed = Forked(MAIN, *command, "--watch", "gradients", "--out", tmp_path / "killed")
     wait_for_epoch(killed, 5)
     killed.send_signal(signal.SIGKILL)
