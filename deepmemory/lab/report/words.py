@@ -71,6 +71,7 @@ def initial_bias(setting: Setting) -> str:
         "dmu": f"memory bias {setting.memory_bias:g}",
         "gru": f"update bias {setting.update_bias:g}",
         "lstm": joined(f"forget bias {setting.forget_bias:g} + {setting.forget_bias:g}", inputs),
+        "rhn": f"transform bias {setting.transform_bias:g}" if setting.transform_bias else "",
     }
     return of_cell.get(setting.cell, "")
 

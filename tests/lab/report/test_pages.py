@@ -23,7 +23,11 @@ from deepmemory.lab.report.results.tables import real_results
 from deepmemory.lab.settings import CELLS
 
 ROOT = Path(__file__).parents[3]
-KEPT = {"docs/reproduction": ["synthetic", "real"], "docs/gradients-study": ["gradients"]}
+KEPT = {
+    "docs/reproduction": ["synthetic", "real"],
+    "docs/gradients-study": ["gradients"],
+    "docs/depth-study": ["beyond"],
+}
 
 
 @pytest.fixture(scope="module")
