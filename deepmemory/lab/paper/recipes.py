@@ -123,10 +123,10 @@ FEATURES = {"polymusic": 88, "natlang": WORD_FEATURES, "translation": TRANSLATIO
 # Sizes that show something within two minutes on two CPU cores; they are not comparable with the paper.
 QUICK: dict[str, dict[str, Any]] = {
     **{task: {"epochs": 20} for task in SYNTHETIC},
-    "polymusic": {"limit": 64, "epochs": 30},
-    "natlang": {"limit": 12_000, "batch": 8, "window": 50, "epochs": 6},
-    "translation": {"pairs": 2000, "epochs": 8},
-    "pixel-mnist": {"limit": 1500, "epochs": 4},
+    "polymusic": {"limit": 200, "batch": 8, "epochs": 40},
+    "natlang": {"limit": 100_000, "batch": 16, "window": 50, "gamma": 0.5, "epochs": 3},
+    "translation": {"pairs": 5000, "epochs": 9},
+    "pixel-mnist": {"limit": 4000, "batch": 40, "epochs": 6},
 }
 QUICK_RUNS = 1
 
@@ -152,7 +152,10 @@ def setting(task: str, cell: str, depth: int = 1, units: int = UNITS[-1], pixels
 
 
 def settings(
-    tasks: Iterable[str] = PAPER_TASKS, cells: Iterable[str] | None = None, depths: Iterable[int] = DEPTHS
+    tasks: Iterable[str] = PAPER_TASKS,
+    cells: Iterable[str] | None = None,
+    depths: Iterable[int] = DEPTHS,
+    units: Iterable[int] = UNITS,
 ) -> list[Setting]:
     """The paper's settings, task by task; without ``cells``, those that the paper compares in each task."""
     chosen = None if cells is None else list(cells)
@@ -162,7 +165,7 @@ def settings(
         if task in SYNTHETIC:
             found += [setting(task, cell) for cell in of_task]
         elif task == "pixel-mnist":
-            found += [setting(task, c, units=units, pixels=p) for p in PIXELS for units in UNITS for c in of_task]
+            found += [setting(task, c, units=d, pixels=p) for p in PIXELS for d in units for c in of_task]
         else:
             each = [setting(task, c, depth) for depth in depths for c in of_task if depth == 1 or c in COMPARED]
             languages = LANGUAGES if task == "translation" else LANGUAGES[:1]

@@ -84,7 +84,8 @@ def task_section(results: SyntheticResults) -> Section:
     settings = {words.cell_title(cell): study.setting for cell, study in results.studies.items()}
     weights = {name: weight_count(setting, task_of(setting)) for name, setting in settings.items()}
     runs, epochs = min(cell.runs for cell in results.cells.values()), max(one.epochs for one in settings.values())
-    text = "Runs that got under each threshold, and the median epoch at which they did. Test scores are medians."
+    text = "Runs that got under each threshold, and the median epoch at which they did. Test scores are medians. "
+    text += words.chance_text(next(iter(settings.values())))
     if runs < paper.RUNS or epochs < paper.EPOCHS:
         text += (
             f" There are at least {runs} runs of each cell, of at most {epochs} epochs; the paper has {paper.RUNS} "
