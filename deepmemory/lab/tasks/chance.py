@@ -30,7 +30,7 @@ ADDING = 0.039  # the variance of the target: a mark on the first step counts fo
 def chance_level(setting: Setting) -> Level | None:
     """The chance level of a study; None where it is not known."""
     if setting.task == "adding":
-        return Level("the mean", {"loss": ADDING})
+        return Level("always the mean", {"loss": ADDING})
     if setting.task == "temporal-order":
         return Level("eight equal classes", {"loss": math.log(8), "accuracy": 1 / 8})
     if setting.task == "noisy-sequence":

@@ -131,7 +131,7 @@ def test_the_terminal_shows_what_was_trained_and_that_few_runs_are_a_hint(record
     row = "1 DMU 106.13 ± 0.47 106.00 ± 0.71 -0.3 reproduced (a hint: 2 runs)"
     assert row.split() in lines
     assert "agrees so far" in said
-    assert "Chance (the mean) is a loss of 0.039." in " ".join(said.split())
+    assert "Chance (always the mean) is a loss of 0.039." in " ".join(said.split())
     assert "Music" not in said
 
 

@@ -61,6 +61,8 @@ def introduction(main: Sequence[SyntheticResults]) -> list[Block]:
         return [Text(text), Text(changed)]
     verdicts = [(words.TITLES[one.task], verdict) for one in main for verdict in one.verdicts]
     agreement = shared.statements_text([verdict for _, verdict in verdicts])
+    if any(0 < verdict.runs < paper.RUNS for _, verdict in verdicts):
+        agreement += f" Verdicts on fewer than {paper.RUNS} runs are hints."
     return [Text(text), Text(agreement), summary_table(main), *shared.differences(verdicts)]
 
 
