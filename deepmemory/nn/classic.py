@@ -118,7 +118,8 @@ class GRU(Recurrent):
         bidirectional: ``True`` adds a second network that reads backwards.
         device: Where the weights are made.
         dtype: Of the weights.
-        memory_bias: Added to the bias of the update gate at initialisation; 3 makes a fresh layer keep its state.
+        memory_bias: Added to the bias of the update gate at initialisation, as in :class:`deepmemory.DMU`; 3 makes a
+            fresh layer keep its state. A state_dict that is loaded later replaces it.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
         zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
@@ -202,7 +203,8 @@ class LSTM(Recurrent):
         proj_size: Features of the output after a projection of h; 0 is none. Runs on the plain engine.
         device: Where the weights are made.
         dtype: Of the weights.
-        memory_bias: Added to the bias of the forget gate at initialisation; 3 makes a fresh layer keep its state.
+        memory_bias: Added to the bias of the forget gate at initialisation, as in :class:`deepmemory.DMU`; 3 makes a
+            fresh layer keep its state. A state_dict that is loaded later replaces it.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
         zoneout: Probability that a unit keeps its state for a step, or two of them, for h and for c. Runs on the
