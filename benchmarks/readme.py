@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import gru_study
+import rates
 
 from deepmemory.lab.bench.tables import markdown_table, speed_table
 from deepmemory.lab.beyond import depth
@@ -41,7 +42,7 @@ def tables() -> dict[str, str]:
     records = Records(ROOT / "docs" / "reproduction")
     studies = records.studies()
     records.close()
-    beside = gru_study.recorded()
+    beside, swapped = gru_study.recorded(), json.loads(rates.RESULTS.read_text())
     return {
         "speed": front_table(measured),
         "speed depth": depth_table(measured["H200"]),
@@ -54,6 +55,9 @@ def tables() -> dict[str, str]:
         "rate ranges": gru_study.range_table(beside),
         "depth perplexity": perplexity_by_depth(),
         "depth rates": rates_by_depth(),
+        "swap rates": rates.rate_table(swapped),
+        "swap advice": rates.advice_table(swapped),
+        "swap starts": rates.start_table(swapped),
     }
 
 

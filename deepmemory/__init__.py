@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepmemory import export, gradients
-    from deepmemory.nn import DMU, GRU, LSTM, RHN, RNN, DMUCell, RHNCell
+    from deepmemory.nn import DMU, GRU, LSTM, RHN, RNN, DMUCell, RHNCell, matched_hidden_size
     from deepmemory.ops.engines import engines
     from deepmemory.optim import divide_rates, parameter_groups
 
@@ -21,6 +21,7 @@ __all__ = [
     "engines",
     "export",
     "gradients",
+    "matched_hidden_size",
     "parameter_groups",
 ]
 

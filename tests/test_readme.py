@@ -95,7 +95,7 @@ def test_tables_are_what_was_recorded(monkeypatch):
         assert sum(text.count(f"<!-- {name} -->") for text in pages.values()) == 1, name
     for page, text in pages.items():
         assert readme.with_tables(text) == text, page
-    for module in ("readme", "gru_study"):
+    for module in ("readme", "gru_study", "rates"):
         sys.modules.pop(module)
 
 

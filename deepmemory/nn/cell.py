@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
+from deepmemory.nn.defined import Defined
 from deepmemory.nn.definition import Definition
 from deepmemory.nn.precision import check_state, runs_in
 from deepmemory.nn.regularisation import check_probability
@@ -12,10 +15,11 @@ from deepmemory.ops import plain
 from deepmemory.ops.recurrence import FULL_LENGTH, Variation
 
 
-class Cell(nn.Module):
+class Cell(Defined):
     """One step of one layer: ``h = cell(x, h)``."""
 
     layer_norm = False  # a DMUCell may have it
+    memory_bias = 0.0  # a DMUCell may have one
 
     def __init__(
         self,
@@ -46,10 +50,9 @@ class Cell(nn.Module):
             setattr(self, name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
         self.reset_parameters()
 
-    def reset_parameters(self) -> None:
-        """Start again from fresh initial weights."""
-        weights = {name: getattr(self, name) for name in self._names}
-        self.definition.reset(weights, self.input_size, self.hidden_size)
+    def _weights_by_layer(self) -> Iterator[tuple[dict[str, Tensor], int, int]]:
+        weights = {name: getattr(self, name) for name in self._names if hasattr(self, name)}
+        yield weights, self.input_size, self.hidden_size
 
     def extra_repr(self) -> str:
         """Sizes first, then what differs from the defaults."""

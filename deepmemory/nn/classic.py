@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepmemory.nn.definition import Classic
+from deepmemory.nn.definition import Classic, check_memory_bias
 from deepmemory.nn.recurrent import Recurrent
 
 
@@ -118,6 +118,8 @@ class GRU(Recurrent):
         bidirectional: ``True`` adds a second network that reads backwards.
         device: Where the weights are made.
         dtype: Of the weights.
+        memory_bias: Added to the bias of the update gate at initialisation, as in :class:`deepmemory.DMU`; 3 makes a
+            fresh layer keep its state. A state_dict that is loaded later replaces it.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
         zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
@@ -141,13 +143,14 @@ class GRU(Recurrent):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
+        memory_bias: float = 0.0,
         engine: str = "auto",
         recompute: bool = False,
         zoneout: float = 0.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
-            Classic("gru"),
+            Classic("gru", memory_bias=check_memory_bias("GRU", memory_bias, bias)),
             input_size,
             hidden_size,
             num_layers,
@@ -162,6 +165,11 @@ class GRU(Recurrent):
             zoneout=zoneout,
             recurrent_dropout=recurrent_dropout,
         )
+        self.memory_bias = float(memory_bias)
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        return super().extra_repr() + (f", memory_bias={self.memory_bias}" if self.memory_bias else "")
 
 
 class LSTM(Recurrent):
@@ -195,6 +203,8 @@ class LSTM(Recurrent):
         proj_size: Features of the output after a projection of h; 0 is none. Runs on the plain engine.
         device: Where the weights are made.
         dtype: Of the weights.
+        memory_bias: Added to the bias of the forget gate at initialisation, as in :class:`deepmemory.DMU`; 3 makes a
+            fresh layer keep its state. A state_dict that is loaded later replaces it.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
         zoneout: Probability that a unit keeps its state for a step, or two of them, for h and for c. Runs on the
@@ -221,13 +231,14 @@ class LSTM(Recurrent):
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
         *,
+        memory_bias: float = 0.0,
         engine: str = "auto",
         recompute: bool = False,
         zoneout: float | tuple[float, float] = 0.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
-            Classic("lstm", proj_size=proj_size),
+            Classic("lstm", proj_size=proj_size, memory_bias=check_memory_bias("LSTM", memory_bias, bias)),
             input_size,
             hidden_size,
             num_layers,
@@ -242,7 +253,12 @@ class LSTM(Recurrent):
             zoneout=zoneout,
             recurrent_dropout=recurrent_dropout,
         )
+        self.memory_bias = float(memory_bias)
         self.proj_size = proj_size
+
+    def extra_repr(self) -> str:
+        """Sizes first, then what differs from the defaults."""
+        return super().extra_repr() + (f", memory_bias={self.memory_bias}" if self.memory_bias else "")
 
     def get_expected_cell_size(self, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
         """Shape of c for this batch; a tuple of one shape per layer where layers differ in width."""

@@ -28,6 +28,9 @@ class Definition(Protocol):
     def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
         """Fill a layer's weights with their initial values."""
 
+    def memory_entries(self, weights: Mapping[str, Tensor], hidden_size: int) -> Tensor:
+        """The entries of a bias that get a ``memory_bias``: a view of those of the gate that keeps the state."""
+
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
         """The function the weights go into."""
 
@@ -122,8 +125,6 @@ class DeepMemory:
                 continue
             if name.startswith("bias"):
                 weight.zero_()
-                if name.endswith(last):
-                    weight[:hidden_size] += self.memory_bias
                 continue
             fan_in, is_last = weight.shape[1], name.endswith(last)
             is_first = name in ("weight_ih", "weight_hh")  # two parts of one matrix on [x, h]
@@ -134,6 +135,12 @@ class DeepMemory:
                 gain /= math.sqrt(self.depth)
             bound = gain * math.sqrt(6 / (fan_in + weight.shape[0]))
             weight.uniform_(-bound, bound)
+        if self.memory_bias:
+            self.memory_entries(weights, hidden_size).add_(self.memory_bias)
+
+    def memory_entries(self, weights: Mapping[str, Tensor], hidden_size: int) -> Tensor:
+        """Those of z, the first half of the last bias."""
+        return weights[f"bias_{self.depth}"][:hidden_size]
 
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
         """See :class:`Definition`."""
@@ -147,6 +154,19 @@ class DeepMemory:
         """See :class:`Definition`."""
         hidden = sum(self.hidden_widths(hidden_size))
         return {"state": hidden_size} | ({"hidden": hidden} if hidden else {})
+
+
+@dataclass(frozen=True)
+class GivenTransition(DeepMemory):
+    """A DMU cell whose weights live in a module of the caller's."""
+
+    def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
+        """None of our own."""
+        return {}
+
+    def mask_sizes(self, hidden_size: int) -> dict[str, int]:
+        """The state's alone: hidden layers are the caller's."""
+        return {"state": hidden_size}
 
 
 def activation_gain(activation: str) -> float:
@@ -179,6 +199,10 @@ class Highway:
             bound = 1 / math.sqrt(input_size if name == "weight_ih" else hidden_size)
             weight.uniform_(-bound, bound)
 
+    def memory_entries(self, weights: Mapping[str, Tensor], hidden_size: int) -> Tensor:
+        """An RHN has no such option."""
+        raise NotImplementedError
+
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
         """See :class:`Definition`."""
         return Recurrence("rhn", "tanh", bias, reverse)
@@ -199,6 +223,7 @@ class Classic:
     cell: str
     nonlinearity: str = "tanh"
     proj_size: int = 0  # of the LSTM's output; 0 is none
+    memory_bias: float = 0.0  # of a GRU's update gate or an LSTM's forget gate
 
     def check(self, name: str, widths: list[int]) -> None:
         """See :class:`Definition`."""
@@ -226,10 +251,16 @@ class Classic:
 
     @torch.no_grad()
     def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
-        """Uniform within one over the root of the state's size, as in ``torch.nn``."""
+        """Uniform within one over the root of the state's size, as in ``torch.nn``; then ``memory_bias``."""
         bound = 1 / math.sqrt(hidden_size)
         for weight in weights.values():
             weight.uniform_(-bound, bound)
+        if self.memory_bias:
+            self.memory_entries(weights, hidden_size).add_(self.memory_bias)
+
+    def memory_entries(self, weights: Mapping[str, Tensor], hidden_size: int) -> Tensor:
+        """The second gate's part of ``bias_ih``: a GRU has reset, update, new, an LSTM input, forget, cell, output."""
+        return weights["bias_ih"].view(-1, hidden_size)[1]
 
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
         """See :class:`Definition`."""
@@ -244,3 +275,13 @@ class Classic:
     def mask_sizes(self, hidden_size: int) -> dict[str, int]:
         """See :class:`Definition`."""
         return {"state": self.state_sizes(hidden_size)[0]}
+
+
+def check_memory_bias(name: str, memory_bias: float, bias: bool) -> float:
+    """A bias that keeps the state needs a bias."""
+    if memory_bias and not bias:
+        raise ValueError(f"{name}: memory_bias={memory_bias} needs bias=True")
+    return float(memory_bias)
+
+
+DEFINITIONS: dict[str, type[Definition]] = {of.__name__: of for of in (DeepMemory, GivenTransition, Highway, Classic)}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from deepmemory import ops
+from deepmemory.nn.defined import Defined
 from deepmemory.nn.definition import Definition
 from deepmemory.nn.packing import unpack
 from deepmemory.nn.precision import check_state, runs_in
@@ -27,7 +28,7 @@ Run = Callable[[Tensor, State, Sequences], tuple[Tensor, State]]  # from x (T, B
 Observer = Callable[[int, int, Run, Tensor, State, Sequences], tuple[Tensor, State]]
 
 
-class Recurrent(nn.Module):
+class Recurrent(Defined):
     """Layers and directions of one kind of cell, with the contract of ``nn.GRU``.
 
     Programs read more from torch's layers than their documentation lists: ``_flat_weights``, ``_all_weights``, ``mode``
@@ -37,6 +38,7 @@ class Recurrent(nn.Module):
     mode: str  # the kind of cell, by torch's name where it has one
     proj_size = 0  # an LSTM may have one
     layer_norm = False  # a DMU may have it
+    memory_bias = 0.0  # a DMU, GRU or LSTM may have one
     _observer: Observer | None = None  # see observed
 
     def __init__(
@@ -131,13 +133,12 @@ class Recurrent(nn.Module):
     def flatten_parameters(self) -> None:
         """Nothing to do: no engine here needs its weights in one piece. Kept for code written for ``nn.GRU``."""
 
-    def reset_parameters(self) -> None:
-        """Start again from fresh initial weights."""
+    def _weights_by_layer(self) -> Iterator[tuple[dict[str, Tensor], int, int]]:
         for index, names in enumerate(self._all_weights):
             layer, direction = divmod(index, self._directions)
             suffix = self._suffix(layer, direction)
-            weights = {name.removesuffix(suffix): getattr(self, name) for name in names}
-            self.definition.reset(weights, self._layer_input_size(layer), self._widths[layer])
+            weights = {name.removesuffix(suffix): getattr(self, name) for name in names if hasattr(self, name)}
+            yield weights, self._layer_input_size(layer), self._widths[layer]
 
     def _check_sizes(self, input_size: int, hidden_size: int | Sequence[int], num_layers: int) -> tuple[list[int], int]:
         name = type(self).__name__

@@ -83,7 +83,7 @@ def test_quick_is_one_small_dmu_for_each_task():
     chosen = selection(PAPER_TASKS, quick=True)
     assert {setting.task for setting in chosen} == set(PAPER_TASKS)
     assert {setting.cell for setting in chosen} == {"dmu"}
-    assert len(chosen) == len(PAPER_TASKS) + 1  # pixels with 96 and with 128 units
+    assert len(chosen) == len(PAPER_TASKS)
 
 
 def test_what_is_not_chosen_is_everything_the_paper_trains():

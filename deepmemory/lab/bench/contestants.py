@@ -138,7 +138,7 @@ def torch_layer(shape: Shape, kind: str, device: str, equal: str) -> Contestant:
     make = getattr(nn, kind)
     size = shape.hidden_size
     if equal == "weights":
-        size = size_for_weights(lambda d: make(shape.input_size, d, device="meta"), dmu_weights(shape))
+        size = dm.matched_hidden_size(make, dmu(shape))
     modules = [make(shape.input_size, size).to(device) for _ in range(shape.runs)]
 
     def run(x: Tensor) -> Tensor:
@@ -181,24 +181,11 @@ def count_weights(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def dmu_weights(shape: Shape) -> int:
-    """How many weights the DMU of a shape has."""
-    hidden = list(shape.transition)
-    return count_weights(dm.DMU(shape.input_size, shape.hidden_size, transition=hidden, engine="plain", device="meta"))
+def dmu(shape: Shape) -> dm.DMU:
+    """The DMU of a shape, without memory for its weights."""
+    return dm.DMU(shape.input_size, shape.hidden_size, transition=list(shape.transition), device="meta")
 
 
 def rhn_size(shape: Shape) -> int:
     """The state size of an RHN of the same depth and as many weights."""
-    depth = len(shape.transition) + 1
-    return size_for_weights(lambda d: dm.RHN(shape.input_size, d, depth=depth, device="meta"), dmu_weights(shape))
-
-
-def size_for_weights(make: Callable[[int], nn.Module], weights: int) -> int:
-    """The state size at which ``make`` comes closest to this many weights."""
-    low, high = 1, 2
-    while count_weights(make(high)) < weights:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if count_weights(make(middle)) < weights else (low, middle)
-    return min((low, high), key=lambda size: abs(count_weights(make(size)) - weights))
+    return dm.matched_hidden_size(dm.RHN, dmu(shape), depth=len(shape.transition) + 1)

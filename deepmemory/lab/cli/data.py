@@ -19,7 +19,7 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="dataset
 
 
 def list_(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """List the datasets: contents, licence, addresses, and where a copy is."""
+    """List the datasets: contents, licence, and where a copy is; --json has the full addresses."""
     from deepmemory.lab.data import inventory
 
     for entry in inventory.chosen(None):

@@ -291,9 +291,10 @@ def selection(
     of_languages = chosen("pair", pair, LANGUAGES, LANGUAGES[:1])
     of_pixels = chosen("pixels", pixels, PIXELS, PIXELS[:1])
     all_cells = cells is None and not quick
+    of_units = published.UNITS[:1] if quick else published.UNITS
     found = [
         setting
-        for setting in published.settings(tasks, None if all_cells else of_cells, [int(depth) for depth in of_depths])
+        for setting in published.settings(tasks, None if all_cells else of_cells, list(map(int, of_depths)), of_units)
         if (setting.task != "translation" or setting.language in of_languages)
         and (setting.task != "pixel-mnist" or setting.pixels in of_pixels)
     ]

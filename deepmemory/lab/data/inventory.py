@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from deepmemory.lab.data import files
 from deepmemory.lab.data.digits import load_digits
@@ -40,16 +41,22 @@ def size(entry: Dataset) -> str:
     return f"{sum(sizes) / 1e6:.1f} MB" if len(sizes) == len(entry.files) else "size unknown"
 
 
+def host(address: str) -> str:
+    """The machine that serves a file."""
+    return urlsplit(address).netloc
+
+
 def describe(entry: Dataset, data: Path | str | None = None) -> str:
-    """A few lines about a dataset: where it is, what it holds, its licence and addresses."""
+    """A few lines about a dataset: where it is, what it holds, its licence and who serves it."""
     place = where(entry, data)
     known = "; ".join(f"{number:,} {what}" for what, number in entry.counts.items()) or "counts unknown"
     hashed = all(file.sha256 for file in entry.files)
+    addresses = [address for file in entry.files for address in file.addresses]
     lines = [
         f"{entry.name}  ({entry.task}, {size(entry)})  {f'in {place}' if place else 'not here'}",
         f"  {entry.about}; {known}",
         f"  licence: {entry.licence}",
-        *(f"  from {address}" for file in entry.files for address in file.addresses),
+        f"  from {', '.join(dict.fromkeys(map(host, addresses)))}",
     ]
     return "\n".join(lines if hashed else [*lines, "  its sha256 is not known; the first fetch records it"])
 

@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torch import nn
+
+import deepmemory as dm
 from deepmemory.lab.settings import (
     CELLS,
     LANGUAGES,
@@ -116,15 +119,14 @@ PIXEL_START: dict[str, dict[str, Any]] = {
 }
 
 FEATURES = {"polymusic": 88, "natlang": WORD_FEATURES, "translation": TRANSLATION_FEATURES, "pixel-mnist": 1}
-GATES = {"rnn": 1, "gru": 3, "lstm": 4, "rhn": 2, "dmu": 2}
 
 # Sizes that show something within two minutes on two CPU cores; they are not comparable with the paper.
 QUICK: dict[str, dict[str, Any]] = {
     **{task: {"epochs": 20} for task in SYNTHETIC},
-    "polymusic": {"limit": 64, "epochs": 30},
-    "natlang": {"limit": 12_000, "batch": 8, "window": 50, "epochs": 6},
-    "translation": {"pairs": 2000, "epochs": 8},
-    "pixel-mnist": {"limit": 1500, "epochs": 4},
+    "polymusic": {"limit": 200, "batch": 8, "epochs": 40},
+    "natlang": {"limit": 100_000, "batch": 16, "window": 50, "gamma": 0.5, "epochs": 3},
+    "translation": {"pairs": 5000, "epochs": 9},
+    "pixel-mnist": {"limit": 4000, "batch": 40, "epochs": 6},
 }
 QUICK_RUNS = 1
 
@@ -150,7 +152,10 @@ def setting(task: str, cell: str, depth: int = 1, units: int = UNITS[-1], pixels
 
 
 def settings(
-    tasks: Iterable[str] = PAPER_TASKS, cells: Iterable[str] | None = None, depths: Iterable[int] = DEPTHS
+    tasks: Iterable[str] = PAPER_TASKS,
+    cells: Iterable[str] | None = None,
+    depths: Iterable[int] = DEPTHS,
+    units: Iterable[int] = UNITS,
 ) -> list[Setting]:
     """The paper's settings, task by task; without ``cells``, those that the paper compares in each task."""
     chosen = None if cells is None else list(cells)
@@ -160,7 +165,7 @@ def settings(
         if task in SYNTHETIC:
             found += [setting(task, cell) for cell in of_task]
         elif task == "pixel-mnist":
-            found += [setting(task, c, units=units, pixels=p) for p in PIXELS for units in UNITS for c in of_task]
+            found += [setting(task, c, units=d, pixels=p) for p in PIXELS for d in units for c in of_task]
         else:
             each = [setting(task, c, depth) for depth in depths for c in of_task if depth == 1 or c in COMPARED]
             languages = LANGUAGES if task == "translation" else LANGUAGES[:1]
@@ -195,8 +200,7 @@ def table_setting(task: str, cell: str, depth: int) -> Setting:
         return Setting(task, cell, (width,), depth=depth, **how)
     if depth != 1:
         raise ValueError(f"{task}: {cell} has no depth; give 1, got {depth}")
-    weights = 2 * width * (FEATURES[task] + width + 1)
-    return Setting(task, cell, (equal_width(cell, FEATURES[task], weights),), **how)
+    return Setting(task, cell, (equal_width(cell, dm.RHN(FEATURES[task], width, device="meta")),), **how)
 
 
 def pixel_setting(cell: str, units: int, pixels: str) -> Setting:
@@ -204,22 +208,15 @@ def pixel_setting(cell: str, units: int, pixels: str) -> Setting:
     how = {"pixels": pixels, "weight_decay": PIXEL_DECAY[pixels], **PIXEL_RECIPE, **PIXEL_START.get(cell, {})}
     if cell == "dmu":
         return Setting("pixel-mnist", cell, (units,), **how)
-    features = FEATURES["pixel-mnist"]
-    width = equal_width(cell, features, 2 * units * (features + units + 1))
+    width = equal_width(cell, dm.DMU(FEATURES["pixel-mnist"], units, transition=[], device="meta"))
     return Setting(
         "pixel-mnist", cell, (width,), **how | {"lr": how["lr"] / 2, "weight_decay": how["weight_decay"] / 2}
     )
 
 
-def equal_width(cell: str, features: int, weights: int) -> int:
-    """Units of a one-layer cell whose number of weights is the nearest to this.
-
-    >>> equal_width("rhn", 88, 2 * 100 * (88 + 100 + 1))
-    100
-    """
-    biases = 2 if cell in ("rnn", "gru", "lstm") else 1
-    counts = {d: GATES[cell] * d * (features + d + biases) for d in range(1, weights)}
-    return min(counts, key=lambda d: abs(counts[d] - weights))
+def equal_width(cell: str, like: nn.Module) -> int:
+    """Units of a cell whose number of weights is the nearest to a layer's."""
+    return dm.matched_hidden_size(getattr(dm, cell.upper()), like)
 
 
 def quick(setting: Setting) -> Setting:

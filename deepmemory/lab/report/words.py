@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from deepmemory.lab.paper import Spread
 from deepmemory.lab.report.blocks import Mark
 from deepmemory.lab.settings import LANGUAGES, Setting
+from deepmemory.lab.tasks import chance_level
 from deepmemory.lab.writing import file_name
 
 TITLES = {
@@ -74,6 +75,16 @@ def initial_bias(setting: Setting) -> str:
         "rhn": f"transform bias {setting.transform_bias:g}" if setting.transform_bias else "",
     }
     return of_cell.get(setting.cell, "")
+
+
+def chance_text(setting: Setting) -> str:
+    """The loss of the best answer that ignores the input, in a sentence; nothing where it is not known.
+
+    >>> chance_text(Setting("noisy-sequence", min_length=100, max_length=100))
+    'Chance (two equal symbols) is a loss of 0.693.'
+    """
+    level = chance_level(setting)
+    return f"Chance ({level.answer}) is a loss of {number(level.scores['loss'], 'loss')}." if level else ""
 
 
 def joined(*texts: str, by: str = ", ") -> str:

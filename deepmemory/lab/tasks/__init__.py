@@ -9,6 +9,7 @@ from deepmemory.lab.data import load_digits, load_music, load_pairs, load_text
 from deepmemory.lab.settings import DEFAULTS, Setting
 from deepmemory.lab.tasks.adding import Adding
 from deepmemory.lab.tasks.batch import FORMATS, SPLITS, Batch, Feed, Shape, Tally, Task
+from deepmemory.lab.tasks.chance import chance_level
 from deepmemory.lab.tasks.natlang import NatLang
 from deepmemory.lab.tasks.noisy_sequence import NoisySequence
 from deepmemory.lab.tasks.pixel_mnist import PixelMNIST
@@ -35,6 +36,7 @@ __all__ = [
     "Task",
     "TemporalOrder",
     "Translation",
+    "chance_level",
     "data_of",
     "series_of",
     "task_of",

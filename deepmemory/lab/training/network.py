@@ -297,12 +297,10 @@ def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> 
     if setting.cell == "lstm":
         lstm = dm.LSTM(input_size, size, layers, batch_first=True, engine=engine)
         set_forget_bias(lstm, setting.forget_bias)
-        add_gate_bias(lstm, 0, setting.input_bias)
+        add_input_bias(lstm, setting.input_bias)
         return lstm
     if setting.cell == "gru":
-        gru = dm.GRU(input_size, size, layers, batch_first=True, engine=engine)
-        add_gate_bias(gru, 1, setting.update_bias)
-        return gru
+        return dm.GRU(input_size, size, layers, batch_first=True, memory_bias=setting.update_bias, engine=engine)
     return dm.RNN(input_size, size, layers, batch_first=True, engine=engine)
 
 
@@ -332,14 +330,11 @@ def set_forget_bias(lstm: dm.LSTM, value: float) -> None:
 
 
 @torch.no_grad()
-def add_gate_bias(cells: dm.GRU | dm.LSTM, gate: int, value: float) -> None:
-    """Add to one gate's part of every layer's ``bias_ih``.
-
-    The parts of a GRU are reset, update, new; of an LSTM input, forget, cell, output.
-    """
-    for name, parameter in cells.named_parameters():
+def add_input_bias(lstm: dm.LSTM, value: float) -> None:
+    """Add to the input gate's part, the first of four, of every layer's ``bias_ih``."""
+    for name, parameter in lstm.named_parameters():
         if name.startswith("bias_ih"):
-            parameter.chunk(3 if isinstance(cells, dm.GRU) else 4)[gate].add_(value)
+            parameter.chunk(4)[0].add_(value)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from deepmemory.lab.paper import depth_of
 from deepmemory.lab.paper import kind_of as kind_in_paper
 from deepmemory.lab.records import Run
 from deepmemory.lab.settings import PAPER_TASKS, SYNTHETIC, THRESHOLDS, Setting, threshold_label
-from deepmemory.lab.tasks import FORMATS, TASK_CLASSES
+from deepmemory.lab.tasks import FORMATS, TASK_CLASSES, chance_level
 
 if TYPE_CHECKING:
     from deepmemory.lab.training.loop import Epoch
@@ -101,6 +101,17 @@ class StudyProgress:
     def score_text(self) -> str:
         """The score with as many digits as tell epochs apart."""
         return format(self.score, FORMATS[self.measure])
+
+    @property
+    def chance(self) -> float | None:
+        """The score of a network that ignores its input, where it is known."""
+        level = chance_level(self.setting)
+        return level.scores[self.measure] if level else None
+
+    @property
+    def chance_text(self) -> str:
+        """The same, beside the score."""
+        return "" if self.chance is None else f"{self.chance:.3g}"
 
     @property
     def part(self) -> str:
@@ -208,14 +219,15 @@ class PlainLines(PlannedStudies):
 
     def line(self, study: StudyProgress) -> None:
         """Print how far a study has come."""
+        chance = f" (chance {study.chance_text})" if study.chance_text else ""
         if study.synthetic:
             counts = " ".join(f"{threshold_label(t)}:{n}" for t, n in zip(THRESHOLDS, study.counts, strict=True))
             name = f"{study.setting.task} {study.setting.cell}"
-            news = f"runs under {counts} of {study.wanted}  median loss {study.loss:.2e}"
+            news = f"runs under {counts} of {study.wanted}  median loss {study.loss:.2e}{chance}"
         else:
             name = " ".join(study.label)
             runs = f"{study.wanted} runs" if study.finished else f"{study.training} of {study.wanted} runs training"
-            news = f"median valid {study.measure} {study.score_text}  {runs}"
+            news = f"median valid {study.measure} {study.score_text}{chance}  {runs}"
         pace = f"  {study.rate:.2g} epochs/s" if study.rate else ""
         left = "done" if study.finished else f"left {duration(self.seconds_left())}"
         print(f"{name}  epoch {study.epoch}/{study.setting.epochs}  {news}{pace}  {left}", flush=True)
@@ -250,6 +262,7 @@ class JsonLines(PlannedStudies):
             names = {"task": study.setting.task, "cell": study.kind, "depth": depth_of(study.setting)}
             names |= {"part": study.part, "hidden": study.setting.hidden}
             news = {"median_valid_loss": finite(study.loss), f"median_valid_{study.measure}": finite(study.score)}
+        news["chance"] = study.chance
         told = {
             "event": kind,
             "study": study.setting.key,
@@ -318,10 +331,11 @@ class LiveTable(PlannedStudies):
         title = "median over runs of the score on validation"
         if len(shown) < len(studies):
             title += f"; {sum(study.finished for study in studies)} of {len(studies)} studies done"
-        table = small_table(title, ("task", "cell", "size", "epoch"), ("score", "", "active", "ep/s"))
+        table = small_table(title, ("task", "cell", "size", "epoch"), ("score", "", "chance", "active", "ep/s"))
         for study in shown:
             task, cell, size = study.label
-            self.add(table, study, [task, cell.upper(), size], [study.score_text, study.measure, study.active])
+            news = [study.score_text, study.measure, study.chance_text, study.active]
+            self.add(table, study, [task, cell.upper(), size], news)
         return table
 
     def add(self, table: Any, study: StudyProgress, label: Sequence[str], news: Sequence[str]) -> None:

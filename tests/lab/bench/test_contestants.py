@@ -3,20 +3,19 @@
 import torch
 from lab.bench.tiny import TINY, entries
 
-from deepmemory.lab.bench.contestants import count_weights, dmu_weights, own_layer, size_for_weights
+from deepmemory.lab.bench.contestants import count_weights, dmu, own_layer, torch_layer
 from deepmemory.lab.bench.shapes import SHAPES
 from deepmemory.lab.bench.speed import TOLERANCE
 
 
 def test_no_other_size_comes_closer_to_as_many_weights():
     for shape in SHAPES.values():
-        weights = dmu_weights(shape)
-
-        def gru(d, m=shape.input_size):
-            return torch.nn.GRU(m, d, device="meta")
-
-        size = size_for_weights(gru, weights)
-        distances = [abs(count_weights(gru(d)) - weights) for d in (size - 1, size, size + 1)]
+        weights = count_weights(dmu(shape))
+        size = torch_layer(shape, "GRU", "meta", "weights").hidden_size
+        distances = [
+            abs(count_weights(torch.nn.GRU(shape.input_size, d, device="meta")) - weights)
+            for d in (size - 1, size, size + 1)
+        ]
         assert distances[1] == min(distances)
 
 

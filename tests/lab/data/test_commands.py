@@ -27,6 +27,7 @@ def test_list_says_what_there_is_and_where(tiny):
     for entry in DATASETS.values():
         assert f"{entry.name}  ({entry.task}, " in told
         assert entry.licence in told
+    assert "http" not in told.replace(str(tiny), "")  # no walls of addresses
     assert f"in {tiny / 'ptb'}" in told
     assert "mnist  (pixel-mnist, 0.0 MB)  not here" in told
     assert told.count("its sha256 is not known; the first fetch records it") == 1
@@ -34,6 +35,7 @@ def test_list_says_what_there_is_and_where(tiny):
     assert [row["name"] for row in rows] == list(DATASETS)
     assert rows[0]["files"][0]["sha256"] == DATASETS["nottingham"].files[0].sha256
     assert rows[0]["where"] == str(tiny / "polymusic")
+    assert rows[0]["files"][0]["addresses"] == list(DATASETS["nottingham"].files[0].addresses)
 
 
 def test_check_reads_and_counts(tiny, monkeypatch):

@@ -90,7 +90,7 @@ def test_what_was_run_comes_first_and_the_rest_is_folded(recorded):
     assert [len(block.blocks[0].items) for block in folded] == [6, 7, 3, 2]  # rows of two tables, statements, settings
     music = section_of(recorded, "Music")
     (table,) = tables_of(music)
-    assert table.rows == [["DMU, depth 1", "limit = 64; after 4 of 500 epochs", "5.000", "1", "4.500"]]
+    assert table.rows == [["DMU, depth 1", "limit = 64; after 4 of 500 epochs", "5.000", "10.261", "1", "4.500"]]
     adding = section_of(recorded, "Adding")
     assert [row[0] for row in tables_of(adding)[0].rows] == ["GRU", "DMU"]
 
@@ -135,6 +135,7 @@ def test_the_terminal_shows_what_was_trained_and_that_few_runs_are_a_hint(record
     row = "1 DMU 106.13 ± 0.47 106.00 ± 0.71 -0.3 reproduced (a hint: 2 runs)"
     assert row.split() in lines
     assert "agrees so far" in said
+    assert "Chance (always the mean) is a loss of 0.039." in " ".join(said.split())
     assert "Music" not in said
 
 

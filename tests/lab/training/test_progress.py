@@ -22,9 +22,12 @@ def epoch_of(setting, number, scores):
 
 
 LINES = {
-    "polymusic rhn depth 2  epoch 1/500  median valid loss 4.0400": (paper.setting("polymusic", "rhn", 2), [3, 4, 8]),
-    "translation german dmu-c depth 5  epoch 1/50  median valid perplexity 6.06": (DMU_C, [6, 5, 9]),
-    "pixel-mnist ordered dmu 128 units  epoch 1/36  median valid accuracy 0.8000": (
+    "polymusic rhn depth 2  epoch 1/500  median valid loss 4.0400 (chance 10.3)": (
+        paper.setting("polymusic", "rhn", 2),
+        [3, 4, 8],
+    ),
+    "translation german dmu-c depth 5  epoch 1/50  median valid perplexity 6.06 (chance 109)": (DMU_C, [6, 5, 9]),
+    "pixel-mnist ordered dmu 128 units  epoch 1/36  median valid accuracy 0.8000 (chance 0.1)": (
         paper.setting("pixel-mnist", "dmu"),
         [0.9, 0.8, 0.7],
     ),
@@ -51,6 +54,7 @@ def test_json_names_cell_depth_and_part(capsys):
     told = json.loads(capsys.readouterr().out)
     assert (told["cell"], told["depth"], told["part"], told["epochs"]) == ("dmu-c", 5, "german", 50)
     assert told["median_valid_perplexity"] == pytest.approx(6.06)
+    assert told["chance"] == 109.12
     assert told["seconds_left"] == 98.0
     assert "under" not in told
 
@@ -62,7 +66,7 @@ def test_the_live_table_shows_synthetic_and_real_tasks(monkeypatch):
     table.plan(settings, range(2))
     table.epoch(settings[1], epoch_of(settings[1], 7, [100.0, 120.0]), 2)
     lines = printed(table)
-    assert ["natlang", "DMU", "depth", "10", "7/40", "111.10", "perplexity", "2", "0.5"] in lines
+    assert ["natlang", "DMU", "depth", "10", "7/40", "111.10", "perplexity", "639", "2", "0.5"] in lines
     assert ["natlang", "RHN", "depth", "1"] in lines
     assert ["adding", "DMU"] in lines
     assert lines[-1][:2] == ["time", "left"]

@@ -31,6 +31,7 @@ from deepmemory.lab.report.results.tables import Experiment, RealResults, Result
 from deepmemory.lab.report.sections import shared
 from deepmemory.lab.report.sections.readings import readings_section, runs_text
 from deepmemory.lab.settings import REAL
+from deepmemory.lab.tasks import chance_level
 from deepmemory.lab.training.progress import duration
 
 CHANCE = (
@@ -253,20 +254,34 @@ def others_blocks(results: RealResults) -> list[Block]:
     def usual(one: StudyResult) -> str:
         return words.number(tables.mean(one.scores("loss", tables.perplexity).test), how)
 
+    def chance(one: StudyResult) -> str:
+        level = chance_level(one.study.setting)
+        return words.number(level and level.scores[measure], how)
+
     columns = [
         Column("study", lambda one: one.experiment.title),
         Column("changed", lambda one: one.title),
         number(f"test {measure}", lambda one: words.spread_text(one.scores(measure).test, how)),
+        number("chance", chance),
         number("runs", lambda one: runs_text(one.scores(measure))),
         *([number("test, exp of mean loss", usual, brief=False)] if measure == "perplexity" else []),
         number(f"train {measure}", lambda one: words.spread_text(one.scores(measure).train, how), brief=False),
     ]
-    why = "Settings that are not the published ones, or fewer epochs: not to be compared with the published tables."
+    why = (
+        "Settings that are not the published ones, or fewer epochs: not to be compared with the published tables. "
+        f"Chance is the best answer that ignores the input: {answers(results)}."
+    )
     drawn = images(results, [one for one in results.others if one.changes])
     title = f"{words.TITLES[results.task]} with other settings"
     if drawn and results.chosen:  # else they are all there is to see
         drawn = [Details(f"Figures of {title}", drawn)]
     return [Heading(title), Text(why), Table(columns, results.others), *drawn]
+
+
+def answers(results: RealResults) -> str:
+    """What the best answers are that ignore the input."""
+    levels = [chance_level(one.study.setting) for one in results.others]
+    return words.listed(list(dict.fromkeys(level.answer for level in levels if level)))
 
 
 def differing_rows(results: Sequence[RealResults]) -> list[Section]:

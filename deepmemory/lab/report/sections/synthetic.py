@@ -61,6 +61,8 @@ def introduction(main: Sequence[SyntheticResults]) -> list[Block]:
         return [Text(text), Text(changed)]
     verdicts = [(words.TITLES[one.task], verdict) for one in main for verdict in one.verdicts]
     agreement = shared.statements_text([verdict for _, verdict in verdicts])
+    if any(0 < verdict.runs < paper.RUNS for _, verdict in verdicts):
+        agreement += f" Verdicts on fewer than {paper.RUNS} runs are hints."
     return [Text(text), Text(agreement), summary_table(main), *shared.differences(verdicts)]
 
 
@@ -84,7 +86,8 @@ def task_section(results: SyntheticResults) -> Section:
     settings = {words.cell_title(cell): study.setting for cell, study in results.studies.items()}
     weights = {name: weight_count(setting, task_of(setting)) for name, setting in settings.items()}
     runs, epochs = min(cell.runs for cell in results.cells.values()), max(one.epochs for one in settings.values())
-    text = "Runs that got under each threshold, and the median epoch at which they did. Test scores are medians."
+    text = "Runs that got under each threshold, and the median epoch at which they did. Test scores are medians. "
+    text += words.chance_text(next(iter(settings.values())))
     if runs < paper.RUNS or epochs < paper.EPOCHS:
         text += (
             f" There are at least {runs} runs of each cell, of at most {epochs} epochs; the paper has {paper.RUNS} "
