@@ -20,7 +20,8 @@ sanitize: venv
 	  from deepmemory.ops import cpu; cpu.__file__ = '$(SANITIZED)/engine.so'; \
 	  raise SystemExit(pytest.main(['tests/ops/test_cpu_engine.py', '--capture=sys', '-k', 'not offsets']))"
 
-demo: venv
+demo: $(VENV)/.lab
+	@echo "Three cells learn Adding, five runs each: about two minutes on two cores."
 	$(VENV)/bin/dmu paper adding --cells dmu,gru,lstm --runs 5 --epochs 20 --out runs/demo
 
 # The pages and figures of the committed records. Git keeps the Markdown pages and the SVG figures that they show.
@@ -33,9 +34,16 @@ docs: venv
 
 venv: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt $(ENGINE)
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -c constraints.txt -e ".[test]"
+INSTALL = $(PYTHON) -m venv $(VENV) && $(VENV)/bin/python -m pip install -c constraints.txt -e
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(ENGINE)
+
+$(VENV)/.installed: $(SOURCES)
+	$(INSTALL) ".[test]"
+	touch $(VENV)/.lab $@
+
+# The demo needs no more than the lab: torch and a few small packages.
+$(VENV)/.lab: $(SOURCES)
+	$(INSTALL) ".[lab]"
 	touch $@
 
 clean:
