@@ -111,6 +111,18 @@ class TestArchives:
             assert run_from(site).split() == [dm.__version__, "True", "ready"]
 
 
+def test_the_platforms_of_the_wheels_are_those_on_the_page(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import wheels
+
+    page = (ROOT / "docs" / "engines.md").read_text()
+    said = re.findall(r"`((?:manylinux|musllinux|macosx|win)_\w+)`", page)
+    assert said == [platform.tag for platform in wheels.PLATFORMS.values()]
+    for name, platform in wheels.PLATFORMS.items():
+        assert platform.target.startswith(name.partition("-")[2].replace("arm64", "aarch64")), name
+    sys.modules.pop("wheels")
+
+
 def test_requirements_agree():
     run(*PIP, "check")
 
