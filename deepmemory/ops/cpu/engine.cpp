@@ -6,15 +6,37 @@
 #ifdef __linux__
 #include <sys/mman.h>
 #endif
+#ifdef DM_X86
+#include <cpuid.h>
+#endif
 
 #include "plan.h"
 #include "pool.h"
 
+#ifdef _WIN32
+#define DM_EXPORT extern "C" __declspec(dllexport)
+#else
 #define DM_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 namespace deepmemory {
 
 namespace {
+
+#ifdef DM_X86
+// Asked of the processor itself: __builtin_cpu_supports needs a runtime library that not every compiler brings.
+// `features` are bits of leaf 7's EBX, `registers` those of XCR0 that the operating system saves.
+bool processor_has(unsigned features, unsigned registers) {
+  constexpr unsigned fma = 1u << 12, osxsave = 1u << 27;
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (c & (fma | osxsave)) != (fma | osxsave)) return false;
+  unsigned saved, high;
+  __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+  return (saved & registers) == registers && __get_cpuid_count(7, 0, &a, &b, &c, &d) && (b & features) == features;
+}
+constexpr unsigned kAvx2 = 1u << 5, kAvx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
+constexpr unsigned kYmm = 0x6, kZmm = 0xe6;
+#endif
 
 struct Level {
   const char* name;
@@ -25,12 +47,8 @@ struct Level {
 const Level levels[] = {
     {"baseline", baseline::kernels, [] { return true; }},
 #ifdef DM_X86
-    {"avx2", avx2::kernels, [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }},
-    {"avx512", avx512::kernels,
-     [] {
-       return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
-              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-     }},
+    {"avx2", avx2::kernels, [] { return processor_has(kAvx2, kYmm); }},
+    {"avx512", avx512::kernels, [] { return processor_has(kAvx512, kZmm); }},
 #endif
 };
 constexpr int kLevels = sizeof(levels) / sizeof(levels[0]);

@@ -14,6 +14,13 @@ constexpr int kTileRows = 8, kTileVectors = 2, kDotTile = 4;
 constexpr int kTileRows = 6, kTileVectors = 2, kDotTile = 3;
 #endif
 
+// Clang leaves large tiles in memory unless it is told to unroll their loops; GCC unrolls them by itself.
+#ifdef __clang__
+#define DM_UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define DM_UNROLL
+#endif
+
 template <class T>
 constexpr i64 panel_width = kTileVectors * lanes_of<T>;
 
@@ -29,17 +36,17 @@ void tile(i64 depth, const T* left, i64 stride, const T* right, i64 ld, const T*
           i64 out_ld) {
   constexpr int W = lanes_of<T>;
   Vec<T> acc[Rows][Vectors];
-  for (int i = 0; i < Rows; i++)
+  DM_UNROLL for (int i = 0; i < Rows; i++)
     for (int v = 0; v < Vectors; v++) acc[i][v] = init ? load<T>(init + i * init_ld + v * W) : Vec<T>{};
   for (i64 k = 0; k < depth; k++) {
     Vec<T> r[Vectors];
     for (int v = 0; v < Vectors; v++) r[v] = load<T>(right + k * ld + v * W);
-    for (int i = 0; i < Rows; i++) {
+    DM_UNROLL for (int i = 0; i < Rows; i++) {
       Vec<T> l = splat<T>(Across ? left[k * stride + i] : left[i * stride + k]);
       for (int v = 0; v < Vectors; v++) acc[i][v] += l * r[v];
     }
   }
-  for (int i = 0; i < Rows; i++)
+  DM_UNROLL for (int i = 0; i < Rows; i++)
     for (int v = 0; v < Vectors; v++) store<T>(out + i * out_ld + v * W, acc[i][v]);
 }
 
@@ -91,19 +98,19 @@ template <class T, int Rows, int Columns>
 void dot_tile(i64 steps, i64 lanes, const T* left, i64 left_step, const T* right, i64 right_step, T* out, i64 out_ld) {
   constexpr int W = lanes_of<T>;
   Vec<T> acc[Rows][Columns];
-  for (int i = 0; i < Rows; i++)
+  DM_UNROLL for (int i = 0; i < Rows; i++)
     for (int j = 0; j < Columns; j++) acc[i][j] = load<T>(out + (i * out_ld + j) * W);
   for (i64 t = 0; t < steps; t++)
     for (i64 lane = 0; lane < lanes; lane += W) {
       const T *l = left + t * left_step + lane, *r = right + t * right_step + lane;
       Vec<T> rv[Columns];
       for (int j = 0; j < Columns; j++) rv[j] = load<T>(r + j * lanes);
-      for (int i = 0; i < Rows; i++) {
+      DM_UNROLL for (int i = 0; i < Rows; i++) {
         Vec<T> lv = load<T>(l + i * lanes);
         for (int j = 0; j < Columns; j++) acc[i][j] += lv * rv[j];
       }
     }
-  for (int i = 0; i < Rows; i++)
+  DM_UNROLL for (int i = 0; i < Rows; i++)
     for (int j = 0; j < Columns; j++) store<T>(out + (i * out_ld + j) * W, acc[i][j]);
 }
 
