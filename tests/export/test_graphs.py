@@ -143,7 +143,7 @@ import deepmemory.ops
 import torch
 torch.save(torch.export.load("m.pt2").module()(torch.load("x.pt")), "outputs.pt")
 """
-    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, env=paths, check=True)
     close(torch.load(tmp_path / "outputs.pt"), layer(x))
 
@@ -222,7 +222,7 @@ def test_step_by_step_in_onnx_runtime_equals_all_at_once(name, tmp_path):
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    monkeypatch.setattr("deepmemory.export.graphs.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"needs onnx; .* 'deepmemory\[export\]'"):
         export.save(dm.GRU(3, 5), {"input": torch.randn(4, 2, 3)}, tmp_path / "m.onnx")
 
