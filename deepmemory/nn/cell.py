@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.nn.definition import Definition
-from deepmemory.nn.precision import check_state, runs_in
+from deepmemory.nn.precision import UNQUANTISED, check_state, runs_in
 from deepmemory.nn.regularisation import check_probability
 from deepmemory.ops import plain
 from deepmemory.ops.recurrence import FULL_LENGTH, Variation
@@ -16,6 +16,7 @@ class Cell(nn.Module):
     """One step of one layer: ``h = cell(x, h)``."""
 
     layer_norm = False  # a DMUCell may have it
+    qconfig = UNQUANTISED
 
     def __init__(
         self,

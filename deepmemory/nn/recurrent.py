@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 from deepmemory import ops
 from deepmemory.nn.definition import Definition
 from deepmemory.nn.packing import unpack
-from deepmemory.nn.precision import check_state, runs_in
+from deepmemory.nn.precision import UNQUANTISED, check_state, runs_in
 from deepmemory.nn.regularisation import Zoneout, check_probability, check_zoneout, draw_mask, zoneout_rates
 from deepmemory.nn.sequences import check_lengths, check_masks, check_resets
 from deepmemory.ops import Sequences, engines, resets_of_sweep
@@ -37,6 +37,7 @@ class Recurrent(nn.Module):
     mode: str  # the kind of cell, by torch's name where it has one
     proj_size = 0  # an LSTM may have one
     layer_norm = False  # a DMU may have it
+    qconfig = UNQUANTISED
     _observer: Observer | None = None  # see observed
 
     def __init__(
