@@ -1,5 +1,6 @@
 """A trained model leaves Python, or this library, with its numbers unchanged at every length and batch."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -219,6 +220,22 @@ def test_step_by_step_in_onnx_runtime_equals_all_at_once(name, tmp_path):
     else:
         y, final = layer(x.transpose(0, 1) if layer.batch_first else x)
         close([torch.stack(outputs), *carried], (y.transpose(0, 1) if layer.batch_first else y, *tensors(final)))
+
+
+@pytest.mark.parametrize("format", ["onnx", "pt2", "safetensors"])
+def test_metadata_travels_inside_the_file(format, tmp_path):
+    said, path = {"words": '["uno", "años"]', "task": "counting"}, tmp_path / "m"
+    export.save(dm.GRU(3, 5), {"input": torch.zeros(4, 2, 3)}, path, format=format, metadata=said)
+    if format == "onnx":
+        found = pytest.importorskip("onnxruntime").InferenceSession(path).get_modelmeta().custom_metadata_map
+    elif format == "pt2":
+        extra = {"metadata.json": ""}
+        torch.export.load(path, extra_files=extra)
+        found = json.loads(extra["metadata.json"])
+    else:
+        with pytest.importorskip("safetensors").safe_open(path, "pt") as file:
+            found = file.metadata()
+    assert found == said
 
 
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
