@@ -82,6 +82,17 @@ def test_latencies_are_those_measured():
     assert streaming.with_table(page, kept) == page
 
 
+def test_numbers_of_small_devices_are_those_measured():
+    path = ROOT / "benchmarks" / "small_devices.py"
+    spec = importlib.util.spec_from_file_location("benchmarks_small_devices", path)
+    small_devices = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(small_devices)
+    kept = json.loads((ROOT / "benchmarks" / "results" / "small_devices.json").read_text())
+    page = (DOCS / "deploy.md").read_text()
+    assert all(table in page for table in small_devices.tables(kept).values())
+    assert small_devices.with_tables(page, kept) == page
+
+
 def test_the_front_page_shows_a_short_recording():
     (recording,) = re.findall(r"!\[[^]]+\]\((\w+\.gif)\)", (DOCS / "index.md").read_text())
     assert (DOCS / recording).stat().st_size < 400_000

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from deepmemory.lab.data.pairs import split_words
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -19,7 +21,14 @@ def load(name: str):
 
 def test_every_example_is_tested_here():
     names = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert names == {"sequential", "lightning_module", "rl_step_loop", "streaming"}
+    assert names == {"sequential", "lightning_module", "rl_step_loop", "streaming", "translate_onnx"}
+
+
+def test_translate_onnx_splits_words_as_the_lab_does():
+    """What it says is compared with ``dmu translate`` in tests/lab/use/test_exporting.py."""
+    pytest.importorskip("onnxruntime")
+    for text in ("¡Hola! ¿Cómo está usted, Sr. O'Neill?", "Ünïcode: ß, Å, 3 años…", ""):
+        assert load("translate_onnx").split_words(text) == split_words(text)
 
 
 def test_sequential():

@@ -1,4 +1,4 @@
-"""What layers and cells share: weights that start as their definition says, and the form in which they are pickled."""
+"""What layers and cells share: how their weights start, how they are pickled, what quantisation makes of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from deepmemory.nn.definition import DEFINITIONS, Definition
+from deepmemory.nn.precision import UNQUANTISED
 
 
 class Defined(nn.Module):
@@ -15,6 +16,7 @@ class Defined(nn.Module):
 
     definition: Definition
     memory_bias: float
+    qconfig = UNQUANTISED
 
     def _weights_by_layer(self) -> Iterator[tuple[dict[str, Tensor], int, int]]:
         """Weights by name, input size and hidden size of each layer and direction."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepmemory import ops
 
@@ -19,6 +20,18 @@ def runs_in(tensor: Tensor) -> torch.dtype:
         return dtype
     autocast = device in ops.AUTOCAST and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if autocast else dtype
+
+
+def warn_of_float32(module: nn.Module, qconfig: Any) -> None:
+    """Say that ``torch.ao.quantization``, which sets a module's ``qconfig`` first, leaves the module as it is."""
+    warnings.warn(
+        f"{type(module).__name__}: torch.ao.quantization has no form of this module and leaves it in float32; "
+        "deepmemory.export.c(model, path, weights='int8') writes it with int8 weights",
+        stacklevel=3,
+    )
+
+
+UNQUANTISED = property(fset=warn_of_float32)  # to be set, and never there to be read
 
 
 def check_state(name: str, hx: Any, like: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ OPTIONS = {
     "bench": "--device --shapes --precisions --cells --seconds --growth --no-growth --loop --no-loop --engines "
     "--studies --data --out",
     "inspect": "--run --to --data --json",
-    "export": "--format --run --to --data --json",
+    "export": "--format --weights --run --to --data --json",
     "compose": "--run --tune --from --given --steps --temperature --tempo --seed --to --data --json",
     "translate": "--run --beam --length-power --bleu --limit --data --json",
     "generate": "--run --words --temperature --top --seed --data --json",

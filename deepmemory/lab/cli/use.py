@@ -75,10 +75,17 @@ def inspect(
 
 def export(
     checkpoint: Checkpoint = None,
-    format: Annotated[str, typer.Option(help="onnx, pt2 (for torch.export.load) or safetensors")] = "onnx",
+    format: Annotated[str, typer.Option(help="onnx, pt2 (for torch.export.load), safetensors or c")] = "onnx",
+    weights: Annotated[str, typer.Option(help="c: float32, or int8 with a scale for each row")] = "float32",
     run: RunSeed = None,
     out: TrainedIn = Path("runs"),
-    to: Annotated[Path | None, typer.Option(help="file to write; default: OUT/export/STUDY-SEED.FORMAT")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            help="file to write; default: OUT/export/STUDY-SEED.FORMAT. A translator is two files, NAME-encoder and "
+            "NAME-decoder"
+        ),
+    ] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -87,28 +94,32 @@ def export(
 
     from safetensors import SafetensorError
 
-    from deepmemory.export import FORMATS
     from deepmemory.lab.use import exporting
     from deepmemory.lab.use.loading import choose_checkpoint, load_model
     from deepmemory.lab.writing import without_links
 
-    check_choice("format", format, tuple(FORMATS))
+    check_choice("format", format, exporting.FORMATS)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which nobody needs, is missing
     checkpoint = choose_checkpoint(checkpoint, out)
     model = load_model(checkpoint, run, data)
     study = (checkpoint if checkpoint.is_dir() else checkpoint.parent).resolve()
-    path = to or without_links(study.parents[1], "export", f"{study.name}-{model.seed}.{format}")
-    if path.exists() and not path.is_file():  # a device, say, which a new file would take the place of
-        raise ValueError(f"--to {path} is not a file that can be written; give the name of a new one")
+    path = to or study.parents[1] / "export" / f"{study.name}-{model.seed}.{format}"
+    for file in exporting.paths(model, path, format):
+        if to is None:
+            without_links(study.parents[1], "export", file.name)
+        if file.exists() and not file.is_file():  # a device, say, which a new file would take the place of
+            raise ValueError(f"--to {file} is not a file that can be written; give the name of a new one")
     try:
-        inputs = exporting.save(model, path, format)
+        written = exporting.save(model, path, format, weights)
     except SafetensorError as error:
         raise ValueError(f"{path} cannot be written: {error}") from None
-    tell(
-        as_json,
-        {"event": "export", "path": str(path), "seed": model.seed, "inputs": list(inputs)},
-        f"{path}: {model.setting.cell} on {model.setting.task}, seed {model.seed}; inputs: {', '.join(inputs)}",
-    )
+    for file, inputs, outputs in written:
+        names = f"; inputs: {', '.join(inputs)}; outputs: {', '.join(outputs)}" if inputs else ""
+        tell(
+            as_json,
+            {"event": "export", "path": str(file), "seed": model.seed, "inputs": inputs, "outputs": outputs},
+            f"{file}: {model.setting.cell} on {model.setting.task}, seed {model.seed}{names}",
+        )
 
 
 def compose(

@@ -5,6 +5,7 @@ Exported, a recurrence on the plain engine is one loop made of torch's own opera
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -89,6 +90,7 @@ def save(
     format: str = "onnx",
     sizes: Sizes | None = None,
     outputs: Sequence[str] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Write the model as ``onnx``, as ``pt2`` (for ``torch.export.load``) or its weights as ``safetensors``.
 
@@ -99,6 +101,9 @@ def save(
         format: One of the three.
         sizes: As for :func:`program`.
         outputs: Names of what comes out, for ONNX.
+        metadata: Texts that travel inside the file, by name: ONNX Runtime returns them as
+            ``session.get_modelmeta().custom_metadata_map``, a pt2 file holds them as JSON in the extra file
+            ``metadata.json``, safetensors as its own metadata.
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; choose from {', '.join(FORMATS)}")
@@ -110,9 +115,10 @@ def save(
     if format == "safetensors":
         from safetensors.torch import save_model
 
-        save_model(model, str(path))
+        save_model(model, str(path), metadata=dict(metadata or {}))
     elif format == "pt2":
-        torch.export.save(program(model, inputs, sizes), path)
+        extra = {"metadata.json": json.dumps(dict(metadata))} if metadata else None
+        torch.export.save(program(model, inputs, sizes), path, extra_files=extra)
     else:
         exported = program(model, inputs, sizes)
         with warnings.catch_warnings():
@@ -123,6 +129,7 @@ def save(
                 exported, dynamo=True, verbose=False, output_names=outputs, dynamic_shapes=names
             )
         assert translated is not None
+        translated.model.metadata_props.update(metadata or {})
         translated.save(str(path))
 
 

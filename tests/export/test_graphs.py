@@ -1,5 +1,6 @@
 """A trained model leaves Python, or this library, with its numbers unchanged at every length and batch."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -143,7 +144,7 @@ import deepmemory.ops
 import torch
 torch.save(torch.export.load("m.pt2").module()(torch.load("x.pt")), "outputs.pt")
 """
-    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, env=paths, check=True)
     close(torch.load(tmp_path / "outputs.pt"), layer(x))
 
@@ -221,8 +222,24 @@ def test_step_by_step_in_onnx_runtime_equals_all_at_once(name, tmp_path):
         close([torch.stack(outputs), *carried], (y.transpose(0, 1) if layer.batch_first else y, *tensors(final)))
 
 
+@pytest.mark.parametrize("format", ["onnx", "pt2", "safetensors"])
+def test_metadata_travels_inside_the_file(format, tmp_path):
+    said, path = {"words": '["uno", "años"]', "task": "counting"}, tmp_path / "m"
+    export.save(dm.GRU(3, 5), {"input": torch.zeros(4, 2, 3)}, path, format=format, metadata=said)
+    if format == "onnx":
+        found = pytest.importorskip("onnxruntime").InferenceSession(path).get_modelmeta().custom_metadata_map
+    elif format == "pt2":
+        extra = {"metadata.json": ""}
+        torch.export.load(path, extra_files=extra)
+        found = json.loads(extra["metadata.json"])
+    else:
+        with pytest.importorskip("safetensors").safe_open(path, "pt") as file:
+            found = file.metadata()
+    assert found == said
+
+
 def test_a_missing_package_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    monkeypatch.setattr("deepmemory.export.graphs.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"needs onnx; .* 'deepmemory\[export\]'"):
         export.save(dm.GRU(3, 5), {"input": torch.randn(4, 2, 3)}, tmp_path / "m.onnx")
 
