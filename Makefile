@@ -3,10 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 ENGINE := $(wildcard deepmemory/ops/cpu/*.cpp deepmemory/ops/cpu/*.h)
 
-.PHONY: test test-arm test-arm-torch sanitize wheels demo report docs venv clean
+.PHONY: test test-arm test-arm-torch test-examples sanitize wheels demo report docs venv clean
 
 test: venv
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
+
+# The examples that need packages of others (extras `examples-...`), in a virtual environment of their own.
+EXAMPLES := build/examples-venv
+test-examples:
+	$(PYTHON) -m venv $(EXAMPLES)
+	$(EXAMPLES)/bin/python -m pip install -c constraints.txt -e ".[examples]" pytest hypothesis
+	$(EXAMPLES)/bin/python -m pytest tests/test_example_packages.py
 
 # The CPU engine's tests with its library built for AddressSanitizer and UBSan, which end the run at their first report.
 # Needs CMake and GCC. One test asks for 17 GB of address space, which AddressSanitizer would have to shadow.

@@ -1,6 +1,7 @@
 """The pages build without a warning, what they show runs, and what they quote is what was measured."""
 
 import doctest
+import importlib
 import importlib.util
 import json
 import re
@@ -91,6 +92,13 @@ def test_numbers_of_small_devices_are_those_measured():
     page = (DOCS / "deploy.md").read_text()
     assert all(table in page for table in small_devices.tables(kept).values())
     assert small_devices.with_tables(page, kept) == page
+
+
+def test_use_cases_are_those_measured(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # its modules import one another
+    use_cases = importlib.import_module("use_cases")
+    page = (DOCS / "use-cases.md").read_text()
+    assert use_cases.filled(page) == page
 
 
 def test_the_front_page_shows_a_short_recording():

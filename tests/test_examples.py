@@ -21,7 +21,10 @@ def load(name: str):
 
 def test_every_example_is_tested_here():
     names = {path.stem for path in (ROOT / "examples").glob("*.py")}
-    assert names == {"sequential", "lightning_module", "rl_step_loop", "streaming", "translate_onnx"}
+    with_packages = {"darts_forecast", "neuralforecast_model", "recurrent_ppo", "t_maze", "torchrl_module"}
+    assert names == {"sequential", "lightning_module", "rl_step_loop", "streaming", "translate_onnx"} | with_packages
+    tests = (ROOT / "tests" / "test_example_packages.py").read_text()
+    assert all(f'load("{name}")' in tests for name in with_packages)
 
 
 def test_translate_onnx_splits_words_as_the_lab_does():

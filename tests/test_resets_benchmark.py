@@ -1,0 +1,44 @@
+"""``benchmarks/resets.py`` times right results only, and the kept ones are those of its contestants."""
+
+import importlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+KEPT = sorted((ROOT / "benchmarks" / "results").glob("resets_*.json"))
+OURS = {f"dm.{name}, {way}" for name in ("DMU", "GRU", "LSTM") for way in ("no resets", "resets=")}
+
+
+@pytest.fixture
+def resets(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    module = importlib.import_module("resets")
+    monkeypatch.setattr(module, "util", SimpleNamespace(find_spec=lambda name: None))  # TorchRL's scan takes long
+    return module
+
+
+def test_every_way_gives_the_split_sequences(resets):
+    rows = resets.measure("cpu", seconds=0, resets_rate=0.3, batch=3, steps=5)
+    assert len(rows) == 12
+    for row in rows:
+        assert not {"wrong", "failed"} & row.keys(), row
+        assert len(row["ms"]) >= 3
+
+
+def test_a_wrong_result_gets_no_time(resets, monkeypatch):
+    late = lambda layer, x, resets: layer(x, resets=resets.roll(1, 0))[0]  # noqa: E731, one step late
+    monkeypatch.setattr(resets, "ours", late)
+    torch.manual_seed(0)
+    rows = resets.measure("cpu", seconds=0, resets_rate=0.3, batch=3, steps=5)
+    assert {row["contestant"] for row in rows if "ms" not in row} == {name for name in OURS if "resets=" in name}
+
+
+@pytest.mark.parametrize("path", KEPT, ids=[path.stem for path in KEPT])
+def test_a_kept_result(path, resets):
+    result = json.loads(path.read_text())
+    assert {row["contestant"] for row in result["rows"]} >= OURS
+    assert resets.table({"here": result}).count("\n") == 2 + len(result["rows"])
