@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import deepmemory as dm
-from deepmemory.lab.bench.contestants import count_weights, size_for_weights
+from deepmemory.lab.bench.contestants import count_weights
 from deepmemory.lab.bench.speed import machine
 from deepmemory.lab.records import git_commit, now
 from deepmemory.lab.writing import put
@@ -67,7 +67,8 @@ def keep_state(layer: nn.Module) -> None:
 def hidden_size(program, name: str) -> int:
     """The state size at which an agent has about as many weights as that of the DMU."""
     weights = count_weights(program.Agent(dm.DMU(3, DMU_SIZE)))
-    return size_for_weights(lambda size: program.Agent(getattr(dm, name)(3, size)), weights)
+    sizes = range(1, 2 * DMU_SIZE)
+    return min(sizes, key=lambda size: abs(count_weights(program.Agent(getattr(dm, name)(3, size))) - weights))
 
 
 def train(job: tuple[str, int]) -> dict:
