@@ -21,7 +21,7 @@ LENGTHS = (1000, 5000, 10_000)
 LONG = LENGTHS[0]  # from which on a study belongs to this experiment; the paper's sequences have about 100 steps
 WEIGHTS = 33_700  # of every network: a DMU of 128 units with one linear layer, and its output
 RATES = (0.001, 0.003)  # the same for every model; the report takes the best on validation
-TRAINING: dict[str, Any] = {"batch": 50, "steps": 100, "epochs": 100, "clip": 1.0, "validation": 100, "test": 1000}
+TRAINING: dict[str, Any] = {"batch": 50, "steps": 100, "epochs": 100, "clip": 1.0, "validation": 100, "test": 250}
 
 
 @cache

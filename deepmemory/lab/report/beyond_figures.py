@@ -17,7 +17,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "residual": {"color": "#E69F00", "linestyle": (0, (3, 1)), "marker": "X"},
     "mingru": {"color": "#777777", "linestyle": (0, (1, 1)), "marker": "*"},
 }
-MARKERS = {1: "o", 2: "s", 3: "^", 5: "D"}  # by depth, of DMUs
+MARKERS = {1: "o", 2: "s", 3: "^", 5: "D"}  # by depth, of DMUs,
+SHADES = {1: 0.35, 2: 0.55, 3: 0.75}  # and opacity
 WITHOUT_DEPTH = ("gru", "lstm", "rnn", "mingru")
 MEASURED = "accuracy_8"  # of the figure about state tracking
 LEM = (10_000, 2.4e-5 / 4)  # length and loss of LEM, with the targets used here
@@ -114,9 +115,11 @@ def draw_long_adding(results: BeyondResults) -> Any:
 
 
 def style_of(outcome: Outcome) -> dict[str, Any]:
-    """The style of a model's kind; a DMU's marker tells its depth."""
-    style = STYLES[outcome.kind]
-    return style | {"marker": MARKERS.get(outcome.depth or 1, ".")} if outcome.setting.cell == "dmu" else style
+    """The style of a model's kind; marker and opacity of a DMU tell its depth."""
+    style, depth = STYLES[outcome.kind], outcome.depth or 1
+    if outcome.setting.cell != "dmu":
+        return style
+    return style | {"marker": MARKERS.get(depth, "."), "alpha": SHADES.get(depth, 1.0)}
 
 
 def perplexities(outcome: Outcome) -> list[float]:

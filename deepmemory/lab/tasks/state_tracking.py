@@ -17,6 +17,7 @@ from deepmemory.lab.training.network import StepwiseNetwork
 from deepmemory.lab.training.random_streams import TRAINING, below, derive
 
 LONGER = (8, 64)  # times the length in training: what is measured besides it
+STATE = 128  # about as wide are the states of a network, which may take more memory than its inputs
 
 
 class StateTracking(SyntheticTask):
@@ -47,8 +48,8 @@ class StateTracking(SyntheticTask):
 
     @property
     def largest_tensor(self) -> int:
-        """The size of the longest input."""
-        return self.length * max(LONGER) * self.size
+        """The size of the longest input, or of the states."""
+        return self.length * max(LONGER) * max(self.size, STATE)
 
     def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B); the target is (R, B, T)."""

@@ -62,10 +62,10 @@ def state_tracking_blocks(results: BeyondResults) -> list[Block]:
     """Which models learn to multiply, and how far beyond the length in training."""
     text = (
         "The input is a sequence of elements of a group, the output at every step their product so far. Sequences in "
-        "training are 16 steps long; accuracies, over all positions, are of sequences as long as those, and 8 and 64 "
-        "times as long, with the weights that had the lowest loss on sequences as long as those in training. Every "
-        "model was trained with the same learning rates; the one with the lowest mean loss on validation is shown. "
-        f"The minGRU is a linear recurrence. “At {SOLVED:.0%}” counts runs with at least that accuracy."
+        "training have T = 16 steps. Accuracies are shares of all positions, for new sequences of T, 8 T and 64 T "
+        "steps, as mean and standard deviation over the runs, each with the weights that had the lowest validation "
+        f"loss at T steps; “{SOLVED:.0%}” counts runs with at least that accuracy. Every model was trained with the "
+        "same learning rates; the one with the lowest mean validation loss is shown. The minGRU is a linear recurrence."
     )
     caption = (
         f"State tracking: share of runs that have had an accuracy of {SOLVED:.0%} on validation sequences 8 times as "
@@ -82,7 +82,7 @@ def long_adding_blocks(results: BeyondResults) -> list[Block]:
         "state for about as long. Always giving the mean has a loss of about 0.04. Losses of targets that are the sum "
         "itself, as in other papers, are four times those here: the 2.4e-5 of LEM at 10,000 steps (arXiv:2110.04744, "
         "128 units, 30,000 optimiser steps of 50 sequences) would be 6e-6. Every model was trained with the same "
-        "learning rates; the one with the lowest mean loss on validation is shown."
+        "learning rates; the one with the lowest mean validation loss is shown."
     )
     caption = "Long memory: test loss of the Adding problem by length, mean and range of the runs."
     image = Image("beyond-long-adding", caption, partial(beyond_figures.draw_long_adding, results))
@@ -97,9 +97,9 @@ def table(name: str, outcomes: Sequence[Outcome]) -> Table:
             Column(PART_TITLES[name], lambda one: one.part),
             Column("model", lambda one: words.cell_title(one.kind)),
             number("n", lambda one: str(one.depth or words.NOTHING)),
-            number("weights", lambda one: f"{one.weights:,}"),
+            number("weights", lambda one: f"{one.weights:,}", brief=False),
             *MEASURES[name],
-            number("runs", lambda one: f"{len(one.tested)}/{len(one.study.runs)}"),
+            number("runs", lambda one: f"{len(one.tested)}/{len(one.study.runs)}", brief=False),
             *([number("diverged", lambda one: str(one.diverged))] if diverged else []),
             number("epochs", lambda one: str(one.epochs), brief=False),
             number("training time", lambda one: duration(one.seconds), brief=False),
@@ -121,7 +121,7 @@ def provenance(results: Sequence[BeyondResults], sessions: shared.Sessions, comm
 
 def accuracy_columns() -> list[Column]:
     """Accuracies at each length, and runs that have nearly all of it at the longer ones."""
-    lengths = {"accuracy": "T = 16"} | {f"accuracy_{times}": f"{times} T" for times in LONGER}
+    lengths = {"accuracy": "T"} | {f"accuracy_{times}": f"{times} T" for times in LONGER}
 
     def accuracy(measure: str, one: Outcome) -> str:
         return words.mean_text(one.test(measure), "accuracy")
@@ -131,7 +131,7 @@ def accuracy_columns() -> list[Column]:
 
     return [
         *(number(f"accuracy, {title}", partial(accuracy, measure)) for measure, title in lengths.items()),
-        *(number(f"at {SOLVED:.0%}, {title}", partial(solved, measure)) for measure, title in lengths.items()),
+        *(number(f"{SOLVED:.0%}, {title}", partial(solved, measure)) for measure, title in lengths.items()),
     ]
 
 
