@@ -130,8 +130,9 @@ def accuracy_columns() -> list[Column]:
         return f"{one.solved(measure)}/{len(one.study.runs)}"
 
     return [
-        *(number(f"accuracy, {title}", partial(accuracy, measure)) for measure, title in lengths.items()),
-        *(number(f"{SOLVED:.0%}, {title}", partial(solved, measure)) for measure, title in lengths.items()),
+        number(f"{name}{title}", partial(text, measure), brief=measure != "accuracy")
+        for name, text in (("accuracy, ", accuracy), (f"{SOLVED:.0%}, ", solved))
+        for measure, title in lengths.items()
     ]
 
 
