@@ -23,7 +23,7 @@ TRAINING: dict[str, Any] = {
     "max_length": 16,
     "batch": 64,
     "steps": 100,
-    "epochs": 50,
+    "epochs": 100,
     "clip": 1.0,
     "validation": 64,
     "test": 512,
