@@ -15,9 +15,11 @@ from typing import Any, get_type_hints
 
 CELLS = ("rnn", "lstm", "gru", "rhn", "dmu")
 SYNTHETIC = ("adding", "temporal-order", "noisy-sequence")
+CONTROLS = ("mingru",)  # cells that the paper does not have, for experiments beyond it
 REAL = ("polymusic", "natlang", "translation", "pixel-mnist")
 PAPER_TASKS = SYNTHETIC + REAL
-TASKS = (*PAPER_TASKS, "ptb")
+TASKS = (*PAPER_TASKS, "ptb", "state-tracking")
+GENERATED = (*SYNTHETIC, "state-tracking")  # tasks whose sequences are made, not read
 ACTIVATIONS = ("leaky_relu", "relu", "tanh", "silu", "gelu")
 NOISES = ("random", "fixed")
 CONDITIONS = ("free", "kept")
@@ -25,6 +27,7 @@ MUSIC = ("nottingham", "jsb-chorales", "musedata", "piano-midi")
 LANGUAGES = ("spanish", "portuguese", "german")
 RELEASES = ("2020", "2018")
 FEEDBACKS = ("own", "teacher")
+GROUPS = ("parity", "z60", "s3", "s4", "a5", "s5")  # parity is the group of two elements
 PIXELS = ("ordered", "permuted")
 SHARED_RATE = "same"  # value of module_rate: the paper's DMU-C
 DROPPING = ("polymusic", "pixel-mnist", "ptb")  # tasks whose network has dropout around the recurrent block
@@ -80,7 +83,7 @@ class Setting:
     """One study: what is trained on what, and how. Runs of a study differ in their seed alone."""
 
     task: str = option("adding", f"task to learn: {', '.join(TASKS)}", DATA, choices=TASKS)
-    cell: str = option("dmu", f"recurrent layer: {', '.join(CELLS)}", NETWORK, choices=CELLS)
+    cell: str = option("dmu", f"recurrent layer: {', '.join(CELLS + CONTROLS)}", NETWORK, choices=CELLS + CONTROLS)
     hidden: tuple[int, ...] = option((5,), "state size of each stacked layer, e.g. 5 or 3,2", NETWORK, most=2**16)
     transition: tuple[int, ...] = option(
         (),
@@ -121,7 +124,7 @@ class Setting:
     )
     batch: int = option(32, "sequences per optimiser step", OPTIMISATION, least=1, most=2**20)
     steps: int = option(
-        200, "synthetic tasks: optimiser steps per epoch", OPTIMISATION, least=1, most=2**24, tasks=SYNTHETIC
+        200, "synthetic tasks: optimiser steps per epoch", OPTIMISATION, least=1, most=2**24, tasks=GENERATED
     )
     epochs: int = option(
         100, "maximum number of epochs; with a larger one a finished study resumes", OPTIMISATION, least=1, most=2**20
@@ -131,7 +134,7 @@ class Setting:
     )
     patience: int = option(5, "epochs in a row below stop_below before a run stops", OPTIMISATION, least=1, most=2**20)
     validation: int = option(
-        1000, "synthetic tasks: sequences in the validation set", DATA, least=1, most=2**24, tasks=SYNTHETIC
+        1000, "synthetic tasks: sequences in the validation set", DATA, least=1, most=2**24, tasks=GENERATED
     )
     test: int = option(
         10000,
@@ -139,13 +142,13 @@ class Setting:
         DATA,
         least=1,
         most=2**24,
-        tasks=SYNTHETIC,
+        tasks=GENERATED,
     )
     min_length: int = option(
-        100, "synthetic tasks: time steps of the shortest sequence", DATA, least=1, most=2**16, tasks=SYNTHETIC
+        100, "synthetic tasks: time steps of the shortest sequence", DATA, least=1, most=2**16, tasks=GENERATED
     )
     max_length: int = option(
-        110, "synthetic tasks: time steps of the longest sequence", DATA, most=2**16, tasks=SYNTHETIC
+        110, "synthetic tasks: time steps of the longest sequence", DATA, most=2**16, tasks=GENERATED
     )
     noise: str = option(
         "random",
@@ -218,7 +221,11 @@ class Setting:
         later=True,
     )
     update_bias: float = option(
-        0.0, "GRU: added to the initial bias of its update gate", NETWORK, cells=("gru",), later=True
+        0.0,
+        "GRU, minGRU: added to the initial bias of the gate that keeps the state",
+        NETWORK,
+        cells=("gru", "mingru"),
+        later=True,
     )
     input_bias: float = option(
         0.0, "LSTM: added to the initial bias of its input gate", NETWORK, cells=("lstm",), later=True
@@ -284,6 +291,14 @@ class Setting:
     beta2: float = option(
         0.999, "Adam's decay rate of the mean squared gradient", OPTIMISATION, least=0, most=1, later=True
     )
+    elements: str = option(
+        "s5",
+        f"state-tracking: group whose elements are multiplied: {', '.join(GROUPS)}",
+        DATA,
+        choices=GROUPS,
+        tasks=("state-tracking",),
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "module_rate", parse_module_rate(self.module_rate))
@@ -298,13 +313,15 @@ class Setting:
             )
         if self.max_length < self.min_length:
             raise ValueError(f"max_length {self.max_length} is shorter than min_length {self.min_length}")
-        if self.task == "noisy-sequence" and self.max_length != self.min_length:
+        if self.task in ("noisy-sequence", "state-tracking") and self.max_length != self.min_length:
             raise ValueError(
-                "noisy-sequence has one length: give min_length and max_length the same value, "
+                f"{self.task} has one length: give min_length and max_length the same value, "
                 f"got {self.min_length} and {self.max_length}"
             )
         if self.task == "translation" and (self.recurrent_dropout or self.transition_dropout):
             raise ValueError("translation has no dropout; leave out recurrent_dropout and transition_dropout")
+        if self.cell == "mingru" and self.recurrent_dropout:
+            raise ValueError("mingru has no dropout inside of its recurrence; leave out recurrent_dropout")
         for name, (owner, belongs) in OWNERS.items():
             if not self.has(name) and getattr(self, name) != DEFAULTS[name]:
                 raise ValueError(
@@ -314,7 +331,9 @@ class Setting:
 
     def has(self, name: str) -> bool:
         """Whether a setting means something to this cell and task."""
-        owner, belongs = OWNERS.get(name, ("cell", CELLS))
+        if name not in OWNERS:
+            return True
+        owner, belongs = OWNERS[name]
         return getattr(self, owner) in belongs
 
     @property

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deepmemory.lab.beyond import depth
-from deepmemory.lab.settings import Setting, check_choice
+from deepmemory.lab.beyond import depth, long_adding, state_tracking
+from deepmemory.lab.settings import GROUPS, Setting, check_choice
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,30 @@ EXPERIMENTS: dict[str, Experiment] = {
         sample=depth.sample,
         quick=depth.quick,
     ),
+    "state-tracking": Experiment(
+        title="State tracking: products of permutations",
+        runs=state_tracking.RUNS,
+        parts=GROUPS,
+        settings=state_tracking.settings,
+        part_of=lambda setting: setting.elements,
+        owns=lambda setting: setting.task == "state-tracking",
+        sample=state_tracking.sample,
+        quick=state_tracking.quick,
+    ),
+    "long-adding": Experiment(
+        title="Long memory: Adding over thousands of steps",
+        runs=long_adding.RUNS,
+        parts=tuple(map(str, long_adding.LENGTHS)),
+        settings=long_adding.settings,
+        part_of=lambda setting: str(setting.max_length),
+        owns=lambda setting: setting.task == "adding" and setting.max_length >= long_adding.LONG,
+        sample=long_adding.sample,
+        quick=long_adding.quick,
+    ),
 }
 OF_TASK: dict[str, tuple[str, Callable[[str, int], Setting]]] = {  # experiment and setting of a kind and depth
     "ptb": ("depth", depth.setting),
+    "state-tracking": ("state-tracking", state_tracking.setting),
 }
 
 

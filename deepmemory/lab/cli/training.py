@@ -142,11 +142,13 @@ def beyond(
     available = with_data([setting for settings in selected.values() for setting in settings], machine.data)
     groups = [
         (
-            [
-                change(setting, {name: value for name, value in given.items() if setting.has(name)})
-                for setting in settings
-                if setting in available
-            ],
+            list(
+                dict.fromkeys(  # a change may make studies equal, such as those at several rates
+                    change(setting, {name: value for name, value in given.items() if setting.has(name)})
+                    for setting in settings
+                    if setting in available
+                )
+            ),
             runs or (1 if quick else EXPERIMENTS[name].runs),
         )
         for name, settings in selected.items()

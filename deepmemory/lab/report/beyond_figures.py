@@ -15,8 +15,13 @@ from deepmemory.lab.report.results.beyond import BeyondResults, Outcome, perplex
 STYLES: dict[str, dict[str, Any]] = {
     **PAPER_STYLES,
     "residual": {"color": "#E69F00", "linestyle": (0, (3, 1)), "marker": "X"},
+    "mingru": {"color": "#777777", "linestyle": (0, (1, 1)), "marker": "*"},
 }
-WITHOUT_DEPTH = ("gru", "lstm", "rnn")
+MARKERS = {1: "o", 2: "s", 3: "^", 5: "D"}  # by depth, of DMUs,
+SHADES = {1: 0.35, 2: 0.55, 3: 0.75}  # and opacity
+WITHOUT_DEPTH = ("gru", "lstm", "rnn", "mingru")
+MEASURED = "accuracy_8"  # of the figure about state tracking
+LEM = (10_000, 2.4e-5 / 4)  # length and loss of LEM, with the targets used here
 
 
 def draw_depth(results: BeyondResults) -> Any:
@@ -51,6 +56,70 @@ def draw_depth(results: BeyondResults) -> Any:
     panels[0, 0].set_ylabel("test perplexity")
     figure.legend(shown.values(), shown.keys(), loc="outside right upper", **LEGEND)
     return figure
+
+
+def draw_state_tracking(results: BeyondResults) -> Any:
+    """Share of runs that have learned a group by optimiser step, one panel for each group."""
+    parts = results.by_part()
+    columns = min(3, len(parts))
+    rows = -(-len(parts) // columns)
+    figure, panels = new_figure(rows, columns, 2.2 + 2.8 * columns, 0.6 + 2.6 * rows, sharey=True)
+    for panel in panels.flat[len(parts) :]:
+        panel.remove()
+    shown: dict[str, Any] = {}
+    for panel, (part, outcomes) in zip(panels.flat, parts.items(), strict=False):
+        for place, one in enumerate(outcomes):
+            solved, runs = one.solved_by_epoch(MEASURED), len(one.study.runs)
+            steps = [epoch * one.setting.steps for epoch in range(len(solved))]
+            style = style_of(one)
+            marks = [epoch for epoch in range(len(solved)) if (epoch + place) % max(1, len(solved) // 6) == 0]
+            shares = [count / runs for count in solved]
+            panel.step(steps, shares, where="post", linewidth=1.4, markersize=4, markevery=marks, **style)
+            shown[one.title] = legend_line(**style)
+        panel.set_title(part.upper() if part != "parity" else part, fontsize=11)
+        panel.set_ylim(-0.03, 1.05)
+    for panel in panels[:, 0]:
+        panel.set_ylabel("share of runs")
+    for panel in figure.axes:
+        panel.set_xlabel("optimiser step")
+    figure.legend(shown.values(), shown.keys(), loc="outside right upper", **LEGEND)
+    return figure
+
+
+def draw_long_adding(results: BeyondResults) -> Any:
+    """Test loss by length, one curve for each model, and the published number of LEM."""
+    figure, panels = new_figure(1, 1, 7.4, 4.4)
+    panel = panels[0, 0]
+    models: dict[str, list[Outcome]] = {}
+    for one in results.shown:
+        if one.tested:
+            models.setdefault(one.title, []).append(one)
+    shown: dict[str, Any] = {}
+    for title, outcomes in models.items():
+        ordered = sorted(outcomes, key=lambda one: one.setting.max_length)
+        lengths = [one.setting.max_length for one in ordered]
+        losses = [[run.test["loss"] for run in one.tested if run.test] for one in ordered]
+        style = style_of(outcomes[0])
+        panel.plot(lengths, [statistics.fmean(of) for of in losses], linewidth=1.6, markersize=4, **style)
+        low, high = ([fold(of) for of in losses] for fold in (min, max))
+        panel.fill_between(lengths, low, high, color=style["color"], alpha=0.1, linewidth=0)
+        shown[title] = legend_line(**style)
+    panel.plot(*LEM, color="#000000", marker="x", linestyle="none")
+    shown["LEM, published"] = legend_line(color="#000000", marker="x", linestyle="none")
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    panel.set_xlabel("time steps")
+    panel.set_ylabel("test loss")
+    figure.legend(shown.values(), shown.keys(), loc="outside right upper", **LEGEND)
+    return figure
+
+
+def style_of(outcome: Outcome) -> dict[str, Any]:
+    """The style of a model's kind; marker and opacity of a DMU tell its depth."""
+    style, depth = STYLES[outcome.kind], outcome.depth or 1
+    if outcome.setting.cell != "dmu":
+        return style
+    return style | {"marker": MARKERS.get(depth, "."), "alpha": SHADES.get(depth, 1.0)}
 
 
 def perplexities(outcome: Outcome) -> list[float]:

@@ -23,6 +23,7 @@ from deepmemory.lab.report.sections.beyond import beyond_page
 from deepmemory.lab.report.sections.gradients import gradients_page
 from deepmemory.lab.report.sections.real import real_page
 from deepmemory.lab.report.sections.synthetic import synthetic_page
+from deepmemory.lab.settings import CELLS, PAPER_TASKS, Setting
 from deepmemory.lab.writing import put, without_links
 
 TITLE = "Deep Memory Update: the paper and this reproduction"
@@ -56,7 +57,7 @@ def make_report(out: Path | str, command: str) -> Report:
         records.close()
     of_paper = [study for study in studies if experiment_of(study.setting) is None]
     synthetic, real = synthetic_results(of_paper), real_results(of_paper)
-    observed = gradient_results(of_paper, observations)
+    observed = gradient_results([study for study in studies if in_paper(study.setting)], observations)
     further = beyond_results(studies)
     if not synthetic and not real and not further:
         raise ValueError(f"{out} has no finished epoch to report; train first: dmu paper adding")
@@ -69,6 +70,11 @@ def make_report(out: Path | str, command: str) -> Report:
     claims = {one.task: [v.as_data() for v in verdicts if one.task in tasks_of(v.claim)] for one in real}
     data = [one.as_data() for one in synthetic] + [one.as_data() | {"claims": claims[one.task]} for one in real]
     return Report(pages, data + [one.as_data() for one in further])
+
+
+def in_paper(setting: Setting) -> bool:
+    """Whether the paper has a setting of this task and cell."""
+    return setting.task in PAPER_TASKS and setting.cell in CELLS
 
 
 def write_report(out: Path | str, to: Path | str | None = None) -> WrittenReport:

@@ -21,8 +21,9 @@ TITLES = {
     "translation": "Translation",
     "pixel-mnist": "Pixel-by-pixel MNIST",
     "ptb": "Penn Treebank",
+    "state-tracking": "State tracking",
 }
-CELL_TITLES = {"residual": "residual DMU"}  # that are not the cell's name in capitals
+CELL_TITLES = {"residual": "residual DMU", "mingru": "minGRU"}  # that are not the cell's name in capitals
 NOTHING = "–"  # noqa: RUF001
 NOT_RUN, NO_DATA = "not run", "no data"
 REPRODUCED, BETTER, WORSE = VERDICTS = "reproduced", "better", "worse"  # our mean beside the paper's

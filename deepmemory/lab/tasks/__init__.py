@@ -15,6 +15,7 @@ from deepmemory.lab.tasks.noisy_sequence import NoisySequence
 from deepmemory.lab.tasks.pixel_mnist import PixelMNIST
 from deepmemory.lab.tasks.polymusic import PolyMusic
 from deepmemory.lab.tasks.ptb import PTB
+from deepmemory.lab.tasks.state_tracking import StateTracking
 from deepmemory.lab.tasks.synthetic import Sequences
 from deepmemory.lab.tasks.temporal_order import TemporalOrder
 from deepmemory.lab.tasks.translation import Translation
@@ -32,6 +33,7 @@ __all__ = [
     "PolyMusic",
     "Sequences",
     "Shape",
+    "StateTracking",
     "Tally",
     "Task",
     "TemporalOrder",
@@ -52,6 +54,7 @@ TASK_CLASSES: dict[str, type[Task]] = {
     "translation": Translation,
     "pixel-mnist": PixelMNIST,
     "ptb": PTB,
+    "state-tracking": StateTracking,
 }
 
 
@@ -77,6 +80,8 @@ def task_of(setting: Setting, data: str | None = None) -> Task:
         return TemporalOrder(setting.min_length, setting.max_length)
     if setting.task == "noisy-sequence":
         return NoisySequence(setting.min_length, setting.noise == "fixed")
+    if setting.task == "state-tracking":
+        return StateTracking(setting.elements, setting.max_length)
     name = data_of(setting)
     assert name is not None
     folder = data or os.environ.get("DEEPMEMORY_DATA")

@@ -31,6 +31,7 @@ class Tally(NamedTuple):
     loss: Tensor
     counts: Tensor
     correct: Tensor | None = None  # outputs that are correct
+    only: str | None = None  # the one measure that these sequences count for; None is the loss and all other measures
 
 
 class Feed(Protocol):

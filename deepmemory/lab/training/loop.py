@@ -137,7 +137,7 @@ class Steps:
             if trainer.setting.condition == "kept":
                 enforce_condition(trainer.network, group.weights)
             self.feed.carry(output)
-            self.sums.add_(measures_of(trainer.task, totals))
+            self.sums.add_(measures_of(trainer.task, [totals]))
             self.counter.add_(1)
 
     def dropout_keys(self) -> Tensor | None:
@@ -153,8 +153,9 @@ class Steps:
         """The sums over all sequences of the batch, in whichever process they are."""
         if self.trainer.fabric.world_size == 1:
             return tally
-        parts = [part.detach().sum(1, keepdim=True) for part in tally if part is not None]
-        return Tally(*self.summed(parts))
+        parts = [part.detach().sum(1, keepdim=True) for part in tally if isinstance(part, Tensor)]
+        loss, counts, *correct = self.summed(parts)
+        return Tally(loss, counts, correct[0] if correct else None)
 
     def summed(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The tensors summed over all processes, in one exchange."""
@@ -229,7 +230,7 @@ def evaluate(trainer: Trainer, weights: Weights, split: int, seeds: Sequence[int
             tallies.append(task.tally(output, batch))
         feed.carry(output)
     trainer.network.train()
-    return measures_of(task, joined(tallies), setting.batch)
+    return measures_of(task, tallies, setting.batch)
 
 
 def joined(tallies: Sequence[Tally]) -> Tally:
@@ -242,21 +243,23 @@ def joined(tallies: Sequence[Tally]) -> Tally:
     )
 
 
-def measures_of(task: Task, tally: Tally, batch: int | None = None) -> Tensor:
-    """Loss and measures of each run, (R, measures), from sums (R, N) over N sequences.
+def measures_of(task: Task, tallies: Sequence[Tally], batch: int | None = None) -> Tensor:
+    """Loss and measures of each run, (R, measures), from sums over sequences.
 
     A perplexity is the mean over batches of exp(loss of the batch); everything else is a mean over all that counts.
     """
-    count = tally.counts.sum(1)
-    values = [tally.loss.sum(1) / count]
+    usual = joined([tally for tally in tallies if tally.only is None])
+    values = [usual.loss.sum(1) / usual.counts.sum(1)]
     for name in task.measures:
+        own = [tally for tally in tallies if tally.only == name]
+        tally = joined(own) if own else usual
         if name == "perplexity":
             losses, counts = (in_batches(sums, batch) for sums in (tally.loss, tally.counts))
             some = counts > 0  # a batch may consist of padding
             values.append(((losses / counts.clamp(min=1)).exp() * some).sum(1) / some.sum(1))
         else:
             assert tally.correct is not None
-            values.append(tally.correct.sum(1) / count)
+            values.append(tally.correct.sum(1) / tally.counts.sum(1))
     return torch.stack(values, 1)
 
 

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 import deepmemory as dm
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.training import random_streams
+from deepmemory.lab.training.min_gru import MinGRU
 from deepmemory.lab.training.random_streams import derive, uniform
 from deepmemory.ops import hoisted
 
@@ -301,6 +302,8 @@ def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> 
         return lstm
     if setting.cell == "gru":
         return dm.GRU(input_size, size, layers, batch_first=True, memory_bias=setting.update_bias, engine=engine)
+    if setting.cell == "mingru":
+        return MinGRU(input_size, setting.hidden, setting.update_bias)
     return dm.RNN(input_size, size, layers, batch_first=True, engine=engine)
 
 

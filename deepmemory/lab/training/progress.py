@@ -115,8 +115,9 @@ class StudyProgress:
 
     @property
     def part(self) -> str:
-        """The part of the task: a language, or an order of the pixels."""
-        return {"translation": self.setting.language, "pixel-mnist": self.setting.pixels}.get(self.setting.task, "")
+        """The part of the task: a language, an order of the pixels, or a group."""
+        of = self.setting
+        return {"translation": of.language, "pixel-mnist": of.pixels, "state-tracking": of.elements}.get(of.task, "")
 
     @property
     def label(self) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from deepmemory import __version__, export
 from deepmemory.lab.data.music import KEYS
 from deepmemory.lab.data.pairs import END, START
-from deepmemory.lab.settings import Setting
+from deepmemory.lab.settings import CONTROLS, Setting
 from deepmemory.lab.tasks import NatLang, PixelMNIST, Translation
 from deepmemory.lab.training import random_streams
 from deepmemory.lab.training.network import (
@@ -194,6 +194,8 @@ def paths(model: TrainedModel, path: Path, format: str) -> list[Path]:
 
 def save(model: TrainedModel, path: Path, format: str, weights: str = "float32") -> list[Written]:
     """Write the network; returns its files."""
+    if model.setting.cell in CONTROLS:
+        raise ValueError(f"{model.setting.cell} is a control for comparisons in the lab; it cannot be exported")
     path.parent.mkdir(parents=True, exist_ok=True)
     if format == "c":
         return [save_c(model, path, weights)]

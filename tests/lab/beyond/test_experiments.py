@@ -14,7 +14,11 @@ from deepmemory.lab.records import Records
 from deepmemory.lab.settings import PAPER_TASKS
 from deepmemory.lab.tasks import PTB, task_of
 
-TINY = {"depth": ["hidden=4", "epochs=2", "batch=2", "window=5"]}
+TINY = {
+    "depth": ["hidden=4", "epochs=2", "batch=2", "window=5"],
+    "state-tracking": ["epochs=2", "steps=2", "batch=4", "min_length=2", "max_length=2", "validation=3", "test=3"],
+    "long-adding": ["epochs=2", "steps=2", "batch=2", "validation=3", "test=3"],
+}
 
 
 @pytest.fixture
@@ -99,7 +103,21 @@ def test_train_takes_the_tasks_of_experiments(task, made_text, tmp_path):
     assert result.exit_code == 0, result.output
     (study,) = Records(tmp_path).studies()
     assert (study.setting.task, study.setting.cell) == (task, "gru")
-    assert task in invoke("list", "--out", tmp_path).output
+    assert task in invoke("list", "--json", "--out", tmp_path).output
+
+
+def test_one_rate_for_all_trains_each_model_once(tmp_path, monkeypatch, capsys):
+    chosen = ["--parts", "s3", "--kinds", "mingru", "--runs", 1, "--set", "lr=0.003", "--set", "epochs=1"]
+    changes = [f"--set={change}" for change in TINY["state-tracking"]]
+    result = invoke("beyond", "state-tracking", *changes, *chosen, "--device", "cpu", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    (study,) = Records(tmp_path).studies()
+    assert (study.setting.cell, study.setting.lr) == ("mingru", 0.003)
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    monkeypatch.setattr(sys, "argv", ["dmu", "export", str(folder), "--to", str(tmp_path / "network.onnx")])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "error: mingru is a control for comparisons in the lab; it cannot be exported" in capsys.readouterr().err
 
 
 def test_the_paper_has_no_such_tasks(monkeypatch, capsys):

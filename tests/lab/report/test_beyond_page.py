@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from lab.made_studies import record
 
-from deepmemory.lab.beyond import depth
+from deepmemory.lab.beyond import EXPERIMENTS, depth, kind_of, long_adding, state_tracking
 from deepmemory.lab.records import DIVERGED, SPENT, Run, Study
-from deepmemory.lab.report.beyond_figures import draw_depth
+from deepmemory.lab.report.beyond_figures import STYLES, draw_depth, draw_long_adding, draw_state_tracking
 from deepmemory.lab.report.render import markdown
 from deepmemory.lab.report.report import make_report
 from deepmemory.lab.report.results.beyond import beyond_results, weights_of
@@ -83,3 +83,56 @@ def test_every_task_has_a_title():
     from deepmemory.lab.report.words import TITLES
 
     assert set(TITLES) == set(TASK_CLASSES)
+
+
+def tracked(setting, curves):
+    """A study of state tracking: the validation accuracy at 8 times the length by epoch, for each run."""
+    runs = []
+    for seed, curve in enumerate(curves):
+        values = {name: (1 - setting.lr,) * len(curve) for name in series_of(setting.task)}
+        values["valid_accuracy_8"] = tuple(curve)
+        test = {"loss": 0.1, "accuracy": 1.0, "accuracy_8": curve[-1], "accuracy_64": 0.5}
+        runs.append(Run(seed, SPENT, (None,) * 5, len(curve), test, 60.0, 1, values))
+    return Study(setting, series_of(setting.task), (), tuple(runs))
+
+
+def test_the_rate_that_is_best_on_validation_is_shown():
+    one = state_tracking.setting("dmu", 2, "a5")
+    studies = [tracked(replace(one, lr=lr), [[0.5, 0.6]]) for lr in state_tracking.RATES]
+    (results,) = beyond_results(studies)
+    assert [of.setting.lr for of in results.shown] == [max(state_tracking.RATES)]  # its made loss is the lowest
+    assert sorted(of.setting.lr for of in results.rest) == sorted(state_tracking.RATES)[:-1]
+
+
+def test_runs_at_99_percent_are_counted_from_the_first_time(tmp_path):
+    study = tracked(state_tracking.setting("gru", 1, "s3"), [[0.5, 0.995, 0.9], [0.2, 0.3, 0.99], [0.1, 0.1, 0.1]])
+    (results,) = beyond_results([study])
+    (outcome,) = results.shown
+    assert outcome.solved_by_epoch("accuracy_8") == [0, 0, 1, 2]
+    assert outcome.solved("accuracy_8") == 1  # of the best weights on the test set
+    (panel,) = draw_state_tracking(results).axes
+    assert panel.lines[0].get_xdata().tolist() == [0, 100, 200, 300]
+    assert panel.lines[0].get_ydata().tolist() == pytest.approx([0, 0, 1 / 3, 2 / 3])
+
+
+def test_loss_by_length():
+    lengths = long_adding.LENGTHS
+    tests = {length: [{"loss": length * 1e-6, "accuracy": 1.0}] * 2 for length in lengths}
+    (results,) = beyond_results([made(long_adding.setting("dmu", 1, length), tests[length]) for length in lengths])
+    (panel,) = draw_long_adding(results).axes
+    curve, lem = panel.lines
+    assert tuple(curve.get_xdata()) == lengths
+    assert curve.get_ydata().tolist() == pytest.approx([1e-3, 5e-3, 1e-2])
+    assert lem.get_ydata().tolist() == pytest.approx([6e-6])
+
+
+def test_long_sequences_of_the_paper_leave_its_own_page(tmp_path):
+    record(tmp_path, [made(long_adding.setting("mingru"), [{"loss": 1e-3, "accuracy": 0.5}])])
+    assert [page.name for page in make_report(tmp_path, "dmu report").pages] == ["beyond"]
+
+
+def test_every_kind_has_a_style_of_its_own():
+    looks = [(str(style["color"]), str(style["linestyle"])) for style in STYLES.values()]
+    assert len(set(looks)) == len(looks)
+    kinds = {kind_of(setting) for one in EXPERIMENTS.values() for setting in one.settings()}
+    assert kinds <= set(STYLES)

@@ -21,7 +21,8 @@ from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import task_of
 from deepmemory.lab.training.network import TiedWordNetwork, weight_count
 
-KINDS = ("dmu", "residual", "rhn", "gru", "lstm", "rnn")  # in the order of tables
+KINDS = ("dmu", "residual", "rhn", "gru", "lstm", "rnn", "mingru")  # in the order of tables
+SOLVED = 0.99  # accuracy from which on a run has solved a task
 DEEP = ("dmu", "residual", "rhn")
 
 
@@ -87,6 +88,16 @@ class Outcome:
         """A measure on the test set over the runs, with each run's best weights."""
         return over_runs([scale(run.test[measure]) for run in self.tested if run.test])
 
+    def solved(self, measure: str) -> int:
+        """Runs whose best weights solve the task on the test set, by an accuracy."""
+        return sum(run.test[measure] >= SOLVED for run in self.tested if run.test)
+
+    def solved_by_epoch(self, measure: str) -> list[int]:
+        """Runs that had solved the task on validation by each epoch, from epoch 0."""
+        curves = [run.curves[f"valid_{measure}"] for run in self.study.runs]
+        firsts = [next((epoch for epoch, value in enumerate(of, 1) if value >= SOLVED), math.inf) for of in curves]
+        return [sum(first <= epoch for first in firsts) for epoch in range(self.epochs + 1)]
+
     def as_data(self) -> dict[str, Any]:
         """Counts and means as plain data."""
         measures = [name.removeprefix("valid_") for name in self.study.series if name.startswith("valid_")]
@@ -94,7 +105,7 @@ class Outcome:
         means = {f"{split}_{name}": mean_of(of(name)) for split, of in splits.items() for name in measures}
         names = ("part", "kind", "depth", "weights", "epochs", "diverged", "seconds")
         own = {name: getattr(self, name) for name in names}
-        return {"study": self.setting.key, **own, "runs": len(self.study.runs), "means": means}
+        return {"study": self.setting.key, **own, "lr": self.setting.lr, "runs": len(self.study.runs), "means": means}
 
 
 @dataclass(frozen=True)
@@ -110,10 +121,18 @@ class BeyondResults:
         """What was to be trained."""
         return EXPERIMENTS[self.name]
 
-    @property
+    @cached_property
     def shown(self) -> list[Outcome]:
-        """Studies for the figure and first table: the experiment's own, or changed ones if there are no others."""
-        return self.outcomes or self.changed
+        """Each model at its best rate on validation: the experiment's studies or, if there are none, changed ones."""
+        models: dict[tuple[str, str, int | None], list[Outcome]] = {}
+        for one in self.outcomes or self.changed:
+            models.setdefault((one.part, one.kind, one.depth), []).append(one)
+        return [min(of_model, key=mean_loss) for of_model in models.values()]
+
+    @property
+    def rest(self) -> list[Outcome]:
+        """Studies at rates that were not the best, or with changed settings."""
+        return [one for one in (*self.outcomes, *self.changed) if one not in self.shown]
 
     def by_part(self) -> dict[str, list[Outcome]]:
         """The shown studies, part by part."""
@@ -142,7 +161,8 @@ def beyond_results(studies: Sequence[Study]) -> list[BeyondResults]:
         own = {setting.key for setting in one.settings()} if outcomes else set()
 
         def order(of: Outcome, parts: tuple[str, ...] = one.parts) -> tuple[int, int, int, float]:
-            return parts.index(of.part), KINDS.index(of.kind), of.depth or 0, of.setting.lr
+            place = parts.index(of.part) if of.part in parts else len(parts)
+            return place, KINDS.index(of.kind), of.depth or 0, of.setting.lr
 
         ordered = sorted(outcomes, key=order)
         if ordered:
@@ -154,6 +174,12 @@ def beyond_results(studies: Sequence[Study]) -> list[BeyondResults]:
 def over_runs(values: list[float]) -> Spread | None:
     """Best, mean and deviation; None of nothing."""
     return spread(values, min(range(len(values)), key=lambda place: values[place])) if values else None
+
+
+def mean_loss(outcome: Outcome) -> float:
+    """The mean over the runs of the lowest validation loss; inf where there is none."""
+    mean = mean_of(outcome.valid())
+    return math.inf if mean is None else mean
 
 
 def mean_of(of: Spread | None) -> float | None:
