@@ -11,8 +11,7 @@ from torch import Tensor
 
 from deepmemory.export.rounding import round_rows
 from deepmemory.nn.cell import Cell
-from deepmemory.nn.definition import Classic, DeepMemory, Definition, Highway
-from deepmemory.nn.dmu import GivenTransition
+from deepmemory.nn.definition import Classic, DeepMemory, Definition, GivenTransition, Highway
 from deepmemory.nn.recurrent import Recurrent
 from deepmemory.nn.regularisation import zoneout_rates
 from deepmemory.ops.recurrence import LEAKY_SLOPE

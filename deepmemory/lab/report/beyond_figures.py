@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
+from deepmemory.lab.beyond.depth import SIZES
 from deepmemory.lab.report import words
 from deepmemory.lab.report.figures import LEGEND, legend_line, new_figure
 from deepmemory.lab.report.figures import STYLES as PAPER_STYLES
@@ -52,7 +53,7 @@ def draw_depth(results: BeyondResults) -> Any:
         panel.set_xticks(depths, [str(n) for n in depths])
         panel.minorticks_off()
         panel.set_xlabel("linear layers n of the transition")
-        panel.set_title(part, fontsize=11)
+        panel.set_title(f"{part}: {SIZES[part] / 1e6:g} million weights", fontsize=11)
     panels[0, 0].set_ylabel("test perplexity")
     figure.legend(shown.values(), shown.keys(), loc="outside right upper", **LEGEND)
     return figure
