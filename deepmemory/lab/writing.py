@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-._")  # no capitals: some file systems do not distinguish them
+ABANDONED = 3600.0  # seconds after which a file that was not finished has no process that writes it
 LONGEST = 120  # characters of a name; file systems allow 255 bytes, and dots and endings are added
 
 
@@ -45,13 +49,16 @@ def without_links(root: Path, *names: str) -> Path:
 
 
 def put(path: Path, data: bytes, lasting: bool = False) -> None:
-    """Write a file whole or not at all; a link of that name is replaced, not followed.
+    """Write a file whole or not at all, whoever else writes it; a link of that name is replaced, not followed.
 
     ``lasting`` waits until the file would survive a loss of power.
     """
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial.unlink(missing_ok=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):  # by processes that were killed
+        with suppress(FileNotFoundError):  # others may clear up, too
+            if left == partial or time.time() - left.lstat().st_mtime > ABANDONED:
+                left.unlink()
     try:
         with open(partial, "xb") as file:  # never through a link
             file.write(data)

@@ -466,7 +466,7 @@ class TestTransition:
             assert_close(value, expected / (layer.depth**0.5 if key in adds else 1))
         assert layer.depth == plain_one.depth == hidden + 1
         (group,) = dm.parameter_groups(layer, lr=1.0)
-        assert group["lr"] == pytest.approx(1 / (2 * layer.depth))
+        assert group["lr"] == pytest.approx(1 / (2 * (2 if "residual" in options else layer.depth)))
         assert len(group["params"]) == len(list(layer.parameters()))
 
     def test_what_needs_a_list_of_weights_refuses(self, options):

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -95,10 +96,15 @@ def copied(received, tmp_path):
     return out, out / received[1].relative_to(received[0])
 
 
+def unfinished(path):
+    """Where this process writes a file before it has its name."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+
+
 def test_a_checkpoint_is_written_beside_a_link(received, tmp_path, precious):
     _, path = copied(received, tmp_path)
     tensors, info = load_checkpoint(path)
-    path.with_name(f".{path.name}.partial").symlink_to(precious)
+    unfinished(path).symlink_to(precious)
     path.unlink()
     path.symlink_to(precious)
     save_checkpoint(path, tensors, info)
@@ -134,7 +140,7 @@ def test_a_report_replaces_links_and_does_not_follow_them(received, tmp_path, pr
     for path in files:
         path.unlink()
         path.symlink_to(precious)
-        path.with_name(f".{path.name}.partial").symlink_to(precious)
+        unfinished(path).symlink_to(precious)
     write_report(out)
     assert not any(path.is_symlink() for path in files)
 
