@@ -170,7 +170,7 @@ def compose(
     steps: Annotated[int, typer.Option(min=0, max=MOST_STEPS, help="frames to compose")] = 200,
     temperature: Temperature = 1.0,
     sampling: Annotated[
-        str, typer.Option(help="the keys of a frame are sampled together, which holds chords, or each one alone")
+        str, typer.Option(help="the keys of a frame are sampled together, as a chord, or each one alone")
     ] = "together",
     tempo: Annotated[float, typer.Option(min=10, max=1000, help="beats per minute")] = 120.0,
     seed: SamplingSeed = 0,
