@@ -73,22 +73,22 @@ def test_links_lead_somewhere():
                 assert (DOCS / target).exists(), f"{page}: {target}"
 
 
+def measured(name):
+    """The module of a benchmark, and what it measured."""
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+
+
 def test_latencies_are_those_measured():
-    path = ROOT / "benchmarks" / "streaming.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_streaming", path)
-    streaming = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(streaming)
-    kept = json.loads((ROOT / "benchmarks" / "results" / "streaming.json").read_text())
+    streaming, kept = measured("streaming")
     page = (DOCS / "deploy.md").read_text()
     assert streaming.with_table(page, kept) == page
 
 
 def test_numbers_of_small_devices_are_those_measured():
-    path = ROOT / "benchmarks" / "small_devices.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_small_devices", path)
-    small_devices = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(small_devices)
-    kept = json.loads((ROOT / "benchmarks" / "results" / "small_devices.json").read_text())
+    small_devices, kept = measured("small_devices")
     page = (DOCS / "deploy.md").read_text()
     assert all(table in page for table in small_devices.tables(kept).values())
     assert small_devices.with_tables(page, kept) == page
@@ -99,6 +99,12 @@ def test_use_cases_are_those_measured(monkeypatch):
     use_cases = importlib.import_module("use_cases")
     page = (DOCS / "use-cases.md").read_text()
     assert use_cases.filled(page) == page
+
+
+def test_scores_of_the_trained_networks_are_those_measured():
+    trained, kept = measured("trained")
+    page = (DOCS / "trained.md").read_text()
+    assert trained.with_tables(page, kept) == page
 
 
 def test_the_front_page_shows_a_short_recording():

@@ -30,7 +30,7 @@ FEEDBACKS = ("own", "teacher")
 GROUPS = ("parity", "z60", "s3", "s4", "a5", "s5")  # parity is the group of two elements
 PIXELS = ("ordered", "permuted")
 SHARED_RATE = "same"  # value of module_rate: the paper's DMU-C
-DROPPING = ("polymusic", "pixel-mnist", "ptb")  # tasks whose network has dropout around the recurrent block
+DROPPING = ("polymusic", "translation", "pixel-mnist", "ptb")  # tasks with dropout around the recurrent block
 PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 LAUNCHERS = ("local", "ray")
 LARGEST = 2**31 - 1  # of any whole number
@@ -299,6 +299,18 @@ class Setting:
         tasks=("state-tracking",),
         later=True,
     )
+    features: int = option(
+        650, "translation: size of a word's embedding", NETWORK, least=1, most=2**16, tasks=("translation",), later=True
+    )
+    min_count: int = option(
+        1,
+        "translation: leave out pairs that have a word which occurs fewer times than this",
+        DATA,
+        least=1,
+        most=2**31,
+        tasks=("translation",),
+        later=True,
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "module_rate", parse_module_rate(self.module_rate))
@@ -318,8 +330,6 @@ class Setting:
                 f"{self.task} has one length: give min_length and max_length the same value, "
                 f"got {self.min_length} and {self.max_length}"
             )
-        if self.task == "translation" and (self.recurrent_dropout or self.transition_dropout):
-            raise ValueError("translation has no dropout; leave out recurrent_dropout and transition_dropout")
         if self.cell == "mingru" and self.recurrent_dropout:
             raise ValueError("mingru has no dropout inside of its recurrence; leave out recurrent_dropout")
         for name, (owner, belongs) in OWNERS.items():

@@ -15,6 +15,12 @@ def one_thread():
 
 
 @pytest.fixture
+def nothing_shipped(monkeypatch, tmp_path):
+    """A package that comes without trained networks."""
+    monkeypatch.setattr("deepmemory.lab.use.released.SHIPPED", tmp_path / "nothing shipped")
+
+
+@pytest.fixture
 def made_data(monkeypatch):
     """Tasks with real data train on small made data."""
 

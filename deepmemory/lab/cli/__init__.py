@@ -20,7 +20,16 @@ from deepmemory.lab.cli.options import as_command
 VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Train": (training.paper, training.beyond, training.train, training.sweep),
     "Look at results": (results.report, results.merge, results.bench),
-    "Use a trained network": (use.list_, use.inspect, use.export, use.compose, use.translate, use.generate, use.play),
+    "Use a trained network": (
+        use.list_,
+        use.inspect,
+        use.export,
+        use.release,
+        use.compose,
+        use.translate,
+        use.generate,
+        use.play,
+    ),
 }
 DATA_VERBS: dict[str, Callable[..., None]] = {"list": data.list_, "fetch": data.fetch, "check": data.check}
 

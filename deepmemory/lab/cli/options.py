@@ -38,7 +38,8 @@ DataFolder = Annotated[
     Path | None, typer.Option("--data", help="folder with local copies of the data; default: $DEEPMEMORY_DATA")
 ]
 Checkpoint = Annotated[
-    Path | None, typer.Argument(help="OUT/checkpoints/STUDY, or one of the files in it; default: the newest in OUT")
+    Path | None,
+    typer.Argument(help="OUT/checkpoints/STUDY, or one of the files in it; default: the newest in OUT, or one of ours"),
 ]
 TrainedIn = Annotated[Path, typer.Option("--out", help="folder with trained networks")]
 RunSeed = Annotated[

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -319,6 +321,21 @@ def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool
         return change(further.setting(task, cell, depth, quick), rest)
     setting = published.setting(task, cell, depth)
     return change(published.quick(setting) if quick else setting, rest)
+
+
+def training_command(setting: Setting, seed: int) -> str:
+    """The command that trains this setting."""
+    usual = papers_setting(setting.task, setting.cell, {})
+
+    def text(value: Any) -> str:
+        return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+    changed = [
+        f"--set {of.name}={shlex.quote(text(getattr(setting, of.name)))}"
+        for of in fields(setting)
+        if getattr(setting, of.name) != getattr(usual, of.name)
+    ]
+    return " ".join([f"dmu train {setting.task} --cell {setting.cell} --seed {seed}", *changed])
 
 
 def train_studies(

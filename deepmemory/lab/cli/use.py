@@ -1,4 +1,4 @@
-"""The verbs that use a trained network, the newest one where none is named."""
+"""The verbs that use a trained network: one that is named, else the newest, else one that comes with the package."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from deepmemory.lab.cli.options import AsJson, Checkpoint, DataFolder, RunSeed, TrainedIn, tell
+from deepmemory.lab.cli.options import AsJson, Checkpoint, DataFolder, DeviceAndData, RunSeed, TrainedIn, tell
 from deepmemory.lab.settings import check_choice
 
 MOST_STEPS = 10**6
@@ -19,18 +19,21 @@ MOST_STEPS = 10**6
 Temperature = Annotated[float, typer.Option(min=0, help="sampling temperature; 0 is greedy")]
 SamplingSeed = Annotated[int, typer.Option("--seed", min=0, help="random seed for sampling")]
 CheckpointAndText = Annotated[
-    list[str], typer.Argument(metavar="[CHECKPOINT] TEXT", help="a trained network, default: the newest in OUT; a text")
+    list[str],
+    typer.Argument(
+        metavar="[CHECKPOINT] TEXT", help="a trained network, default: the newest in OUT, or one of ours; a text"
+    ),
 ]
 
 
 def list_(out: TrainedIn = Path("runs"), as_json: AsJson = False) -> None:
-    """List trained networks, the newest first."""
+    """List trained networks, the newest first, and those that come with the package."""
     from rich import print as show
     from rich.table import Table
 
-    from deepmemory.lab.use.loading import list_models
+    from deepmemory.lab.use.loading import list_models, list_shipped
 
-    models = list_models(out)
+    models = list_models(out) + list_shipped()
     if as_json:
         for model in models:
             print(json.dumps({"event": "model", **asdict(model), "path": str(model.path)}))
@@ -60,7 +63,7 @@ def inspect(
     from deepmemory.lab.use.loading import choose_checkpoint, load_model
     from deepmemory.lab.writing import put
 
-    found = inspection.inspect(load_model(choose_checkpoint(checkpoint, out), run, data))
+    found = inspection.inspect(load_model(choose_checkpoint(checkpoint, out), run, data, with_data=data is not None))
     told = {"event": "inspect", **inspection.as_data(found)}
     if to is not None:
         told["pictures"] = [str(path) for path in inspection.draw(found, to)]
@@ -94,6 +97,7 @@ def export(
 
     from safetensors import SafetensorError
 
+    from deepmemory.lab.records.releases import is_release
     from deepmemory.lab.use import exporting
     from deepmemory.lab.use.loading import choose_checkpoint, load_model
     from deepmemory.lab.writing import without_links
@@ -101,12 +105,13 @@ def export(
     check_choice("format", format, exporting.FORMATS)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which nobody needs, is missing
     checkpoint = choose_checkpoint(checkpoint, out)
-    model = load_model(checkpoint, run, data)
+    model = load_model(checkpoint, run, data, with_data=data is not None)
     study = (checkpoint if checkpoint.is_dir() else checkpoint.parent).resolve()
-    path = to or study.parents[1] / "export" / f"{study.name}-{model.seed}.{format}"
+    place, name = (out, checkpoint.stem) if is_release(checkpoint) else (study.parents[1], study.name)
+    path = to or place / "export" / f"{name}-{model.seed}.{format}"
     for file in exporting.paths(model, path, format):
         if to is None:
-            without_links(study.parents[1], "export", file.name)
+            without_links(place, "export", file.name)
         if file.exists() and not file.is_file():  # a device, say, which a new file would take the place of
             raise ValueError(f"--to {file} is not a file that can be written; give the name of a new one")
     try:
@@ -122,17 +127,51 @@ def export(
         )
 
 
+def release(
+    checkpoint: Checkpoint = None,
+    *,
+    run: RunSeed = None,
+    out: TrainedIn = Path("runs"),
+    last: Annotated[
+        bool, typer.Option("--last", help="take the weights of the last epoch; default: those of the best")
+    ] = False,
+    to: Annotated[Path | None, typer.Option(help="file to write; default: OUT/release/TASK.safetensors")] = None,
+    machine: DeviceAndData,
+    as_json: AsJson = False,
+) -> None:
+    """Write a trained network to one small file, in half precision, that needs neither records nor data to be used."""
+    from deepmemory.lab.cli.training import training_command
+    from deepmemory.lab.records.checkpoints import last_weights
+    from deepmemory.lab.use import releasing
+    from deepmemory.lab.use.loading import best_run, setting_of, trained_checkpoint
+    from deepmemory.lab.writing import put, without_links
+
+    path, seed, weights = best_run(trained_checkpoint(checkpoint, out), run)
+    setting = setting_of(path)
+    to = to or without_links(out, "release", f"{setting.task}.safetensors")
+    command = f"{training_command(setting, seed)}; dmu release{' --last' if last else ''}"
+    made = releasing.make_release(setting, seed, last_weights(path, seed) if last else weights, command, machine, to)
+    put(to.with_suffix(".json"), f"{json.dumps(made, indent=1)}\n".encode())
+    exact, rounded = (made["scores"][precision] for precision in ("float32", "float16"))
+    told = ", ".join(f"{name} {exact[name]:.4f} in float32, {rounded[name]:.4f} here" for name in exact)
+    tell(as_json, {"event": "release", "path": str(to), **made}, f"{to}: {to.stat().st_size:,} bytes; {told}")
+
+
 def compose(
     checkpoint: Checkpoint = None,
     run: RunSeed = None,
     out: TrainedIn = Path("runs"),
     tune: Annotated[
-        int | None, typer.Option(min=0, help="piece of the test split to continue; default: the first")
+        int | None,
+        typer.Option(min=0, help="piece of the test split to continue; default: the first, or an example without data"),
     ] = None,
     source: Annotated[Path | None, typer.Option("--from", help="MIDI file to continue")] = None,
     given: Annotated[int, typer.Option(min=0, help="frames of the piece to start from; 0 for all")] = 50,
     steps: Annotated[int, typer.Option(min=0, max=MOST_STEPS, help="frames to compose")] = 200,
     temperature: Temperature = 1.0,
+    sampling: Annotated[
+        str, typer.Option(help="the keys of a frame are sampled together, as a chord, or each one alone")
+    ] = "together",
     tempo: Annotated[float, typer.Option(min=10, max=1000, help="beats per minute")] = 120.0,
     seed: SamplingSeed = 0,
     to: Annotated[Path, typer.Option(help="file to write, as .mid and as .wav")] = Path("tune.mid"),
@@ -145,11 +184,12 @@ def compose(
 
     if tune is not None and source is not None:
         raise ValueError("--tune and --from both name a piece to continue; give one of them")
-    model = load_model(choose_checkpoint(checkpoint, out, "polymusic"), run, data)
+    with_data = tune is not None or data is not None
+    model = load_model(choose_checkpoint(checkpoint, out, "polymusic"), run, data, with_data=with_data)
     per_beat = sound.frames_per_beat(model.setting.music)
     whole = sound.read_roll(source, per_beat) if source else decoding.piece(model, tune or 0)
     begun = whole[: given or None]
-    roll = decoding.continue_tune(model, begun, steps, temperature, seed)
+    roll = decoding.continue_tune(model, begun, steps, temperature, seed, sampling)
     to.parent.mkdir(parents=True, exist_ok=True)
     written = {to.with_suffix(".mid"): sound.midi, to.with_suffix(".wav"): sound.wav}
     for path, make in written.items():
@@ -185,7 +225,8 @@ def translate(
     checkpoint, text = checkpoint_and_text(given, text_expected=not bleu)
     if (text is None) != bleu:
         raise ValueError("translate takes a sentence or --bleu, one of the two")
-    model = load_model(choose_checkpoint(checkpoint, out, "translation"), run, data)
+    with_data = bleu or data is not None
+    model = load_model(choose_checkpoint(checkpoint, out, "translation"), run, data, with_data=with_data)
     if text is not None:
         said, unknown = decoding.translate(model, text, beam, length_power)
         warn_of_unknown(unknown, "left out")
@@ -212,14 +253,14 @@ def generate(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Continue a text with a network trained on natlang."""
+    """Continue a text with a network trained on natlang or ptb."""
     from deepmemory.lab.use import decoding
     from deepmemory.lab.use.loading import choose_checkpoint, load_model
 
     checkpoint, text = checkpoint_and_text(given)
     if text is None:
         raise ValueError("generate takes the beginning of a text, in quotes")
-    model = load_model(choose_checkpoint(checkpoint, out, "natlang"), run, data)
+    model = load_model(choose_checkpoint(checkpoint, out, "natlang", "ptb"), run, data)
     said, unknown = decoding.continue_text(model, text, words, temperature, top, seed)
     warn_of_unknown(unknown, f"read as {decoding.UNKNOWN}")
     tell(as_json, {"event": "generate", "text": said, "unknown": unknown}, said)

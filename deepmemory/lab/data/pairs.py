@@ -48,15 +48,20 @@ class Pairs:
     sha256: str  # of the whole file, which identifies the release
 
 
-def load_pairs(name: str = "spanish", limit: int | None = None, data: Path | str | None = None) -> Pairs:
-    """The first ``limit`` pairs (None: all), which are the shortest; words are counted in these alone."""
+def load_pairs(
+    name: str = "spanish", limit: int | None = None, data: Path | str | None = None, min_count: int = 1
+) -> Pairs:
+    """The first ``limit`` pairs (None: all), which are the shortest; words are counted in these alone.
+
+    Pairs that have a word which occurs fewer than ``min_count`` times are left out.
+    """
     check_choice("language", name, names_for("translation"))
     (file,) = dataset(name).files
     language, _, _ = name.partition("-")  # german-2018 is another release of german
-    return parse_pairs(files.read(file, data), language, limit, file.header)
+    return parse_pairs(files.read(file, data), language, limit, file.header, min_count)
 
 
-def parse_pairs(raw: bytes, language: str, limit: int | None = None, header: int = 0) -> Pairs:
+def parse_pairs(raw: bytes, language: str, limit: int | None = None, header: int = 0, min_count: int = 1) -> Pairs:
     """Read lines of English, a tab, the other language, and optionally another tab and text that is ignored.
 
     ``header`` is the number of lines before the first pair.
@@ -82,7 +87,20 @@ def parse_pairs(raw: bytes, language: str, limit: int | None = None, header: int
         english.append(columns[0])
         foreign.append(columns[1])
     digest = hashlib.sha256(raw).hexdigest()
-    return Pairs(language, as_sentences(split_all(foreign)), as_sentences(split_all(english)), digest)
+    kept = without_rare_words(list(zip(split_all(foreign), split_all(english), strict=True)), min_count)
+    if not kept:
+        raise ValueError(f"every one of the {language} pairs has a word that occurs fewer than {min_count} times")
+    return Pairs(language, as_sentences([pair[0] for pair in kept]), as_sentences([pair[1] for pair in kept]), digest)
+
+
+def without_rare_words(pairs: list[tuple[list[str], list[str]]], min_count: int) -> list[tuple[list[str], list[str]]]:
+    """The pairs whose words all occur at least ``min_count`` times in the sentences of their language."""
+    counts = [Counter(chain.from_iterable(sentences)) for sentences in zip(*pairs, strict=True)]
+    return [
+        pair
+        for pair in pairs
+        if all(count[word] >= min_count for count, words in zip(counts, pair, strict=True) for word in words)
+    ]
 
 
 def split_all(sentences: list[str]) -> list[list[str]]:
@@ -102,8 +120,11 @@ def split_all(sentences: list[str]) -> list[list[str]]:
 
 def as_sentences(sentences: list[list[str]]) -> Sentences:
     """Ids of all words, one row for each sentence."""
-    counts = Counter(chain.from_iterable(sentences))
-    words = (*SPECIAL, *vocabulary.in_order(counts))
+    return encode(sentences, (*SPECIAL, *vocabulary.in_order(Counter(chain.from_iterable(sentences)))))
+
+
+def encode(sentences: list[list[str]], words: tuple[str, ...]) -> Sentences:
+    """Ids of all words in a vocabulary, one row for each sentence."""
     numbers = {word: number for number, word in enumerate(words)}
     lengths = torch.tensor([len(sentence) + 2 for sentence in sentences])
     longest = int(lengths.max())

@@ -20,7 +20,7 @@ from deepmemory.lab.settings import (
     Setting,
     check_choice,
 )
-from deepmemory.lab.training.network import TRANSLATION_FEATURES, WORD_FEATURES
+from deepmemory.lab.training.network import WORD_FEATURES
 
 RUNS = 51  # of every cell in the synthetic tasks
 EPOCHS = 100  # of every run in the synthetic tasks, at most
@@ -118,7 +118,7 @@ PIXEL_START: dict[str, dict[str, Any]] = {
     "lstm": {"forget_bias": PIXEL_MEMORY / 2, "input_bias": -PIXEL_MEMORY},  # the former in both of its bias vectors
 }
 
-FEATURES = {"polymusic": 88, "natlang": WORD_FEATURES, "translation": TRANSLATION_FEATURES, "pixel-mnist": 1}
+FEATURES = {"polymusic": 88, "natlang": WORD_FEATURES, "translation": Setting.features, "pixel-mnist": 1}
 
 # Sizes that show something within two minutes on two CPU cores; they are not comparable with the paper.
 QUICK: dict[str, dict[str, Any]] = {

@@ -32,10 +32,14 @@ def save_checkpoint(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]
 
 def checkpoint_bytes(tensors: dict[str, Tensor], info: dict[str, Any], study: str) -> bytes:
     """The contents of a checkpoint file; ``study`` is the name of the folder it belongs in."""
+    return signed_bytes(tensors, {"info": json.dumps(info), "format": str(CHECKPOINT_FORMAT), "study": study})
+
+
+def signed_bytes(tensors: Mapping[str, Tensor], noted: dict[str, str]) -> bytes:
+    """The contents of a safetensors file with these notes and the sha256 of everything."""
     from safetensors.torch import save
 
     stored = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    noted = {"info": json.dumps(info), "format": str(CHECKPOINT_FORMAT), "study": study}
     return save(stored, noted | {"sha256": checkpoint_digest(stored, noted)})
 
 
@@ -80,6 +84,14 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The contents of a checkpoint that is unchanged since it was written and in the folder of its own study."""
+    tensors, noted = read_signed(path, str(CHECKPOINT_FORMAT))
+    if noted["study"] != path.parent.name and path.parent.parent.name == "checkpoints":
+        raise ValueError(f"it belongs to the study {shown(noted['study'])}")
+    return tensors, json.loads(noted["info"])
+
+
+def read_signed(path: Path, format: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and notes of a safetensors file of this format that is unchanged since it was written."""
     from safetensors import safe_open
 
     if path.exists() and not path.is_file():
@@ -90,14 +102,12 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ValueError(f"its header has {header} bytes, at most {LARGEST_HEADER} are read")
     with safe_open(path, framework="pt") as opened:
         noted = dict(opened.metadata() or {})
-        if (version := noted.get("format")) != str(CHECKPOINT_FORMAT):
-            raise ValueError(f"its format is {shown(version)}, this version reads format {CHECKPOINT_FORMAT}")
-        if noted["study"] != path.parent.name and path.parent.parent.name == "checkpoints":
-            raise ValueError(f"it belongs to the study {shown(noted['study'])}")
+        if (version := noted.get("format")) != format:
+            raise ValueError(f"its format is {shown(version)}, this version reads format {format}")
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     if noted.pop("sha256") != checkpoint_digest(tensors, noted):
         raise ValueError("its contents do not match its sha256: it was changed after it was written")
-    return tensors, json.loads(noted["info"])
+    return tensors, noted
 
 
 def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
@@ -172,5 +182,18 @@ def best_weights(path: Path, seed: int) -> dict[str, Tensor]:
     tensors, info = load_checkpoint(path)
     if seed not in info["seeds"]:
         raise ValueError(f"{path} has no run with seed {seed}; it has {info['seeds']}")
-    row = info["seeds"].index(seed)
-    return {name.removeprefix("best."): t[row].clone() for name, t in tensors.items() if name.startswith("best.")}
+    return row_of(tensors, "best.", info["seeds"].index(seed))
+
+
+def last_weights(path: Path, seed: int) -> dict[str, Tensor]:
+    """The state_dict of one run's last epoch, from a checkpoint of several runs."""
+    tensors, info = load_checkpoint(path)
+    stacked = [info["seeds"][run] for run in info["rows"]]
+    if seed not in stacked:
+        raise ValueError(f"{path} has no weights of the last epoch of run {seed}; it has those of {stacked}")
+    return row_of(tensors, "weights.", stacked.index(seed))
+
+
+def row_of(tensors: Mapping[str, Tensor], prefix: str, row: int) -> dict[str, Tensor]:
+    """One row of the tensors whose names begin like this, under the rest of their names."""
+    return {name.removeprefix(prefix): t[row].clone() for name, t in tensors.items() if name.startswith(prefix)}

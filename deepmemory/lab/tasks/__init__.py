@@ -85,11 +85,13 @@ def task_of(setting: Setting, data: str | None = None) -> Task:
     name = data_of(setting)
     assert name is not None
     folder = data or os.environ.get("DEEPMEMORY_DATA")
-    return real_task(setting.task, name, setting.pairs, setting.pixels == "permuted", setting.limit, folder)
+    return real_task(
+        setting.task, name, setting.pairs, setting.min_count, setting.pixels == "permuted", setting.limit, folder
+    )
 
 
 @lru_cache(maxsize=1)
-def real_task(task: str, name: str, pairs: int, permuted: bool, limit: int, data: str | None) -> Task:
+def real_task(task: str, name: str, pairs: int, min_count: int, permuted: bool, limit: int, data: str | None) -> Task:
     """A task with real data. The last one is cached: studies of one task follow each other and share its data."""
     if task == "polymusic":
         return PolyMusic(load_music(name, data), limit)
@@ -98,7 +100,7 @@ def real_task(task: str, name: str, pairs: int, permuted: bool, limit: int, data
     if task == "ptb":
         return PTB(load_text(data), limit)
     if task == "translation":
-        return Translation(load_pairs(name, pairs or None, data))
+        return Translation(load_pairs(name, pairs or None, data, min_count))
     return PixelMNIST(load_digits(data), permuted, limit)
 
 

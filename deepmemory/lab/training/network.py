@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 WORD_FEATURES, DENSE = 64, 100  # of the language model: embedding of a word, and layer before the output
-TRANSLATION_FEATURES = 650  # embedding of a word, in both languages
 EMBEDDED_WITHIN = 0.1  # bound of the initial weights of an embedding that also gives the output
 WORDS = -2  # index of a sequence's key for words; those of its masks are 0, 1, 2 and so on
+AROUND = ("input", "output")  # masks outside of the recurrent block
+NO_MASKS: Mapping[str, Tensor] = {}
 SPLIT_PRODUCTS_ON = ("cuda",)  # devices that compute weight gradients in parts: see LinearOfRuns
 
 
@@ -69,6 +70,11 @@ class Dropout:
 def kept(chances: Tensor, rate: float) -> Tensor:
     """A factor for each uniform number: 0 with probability ``rate``, else what keeps the mean at 1."""
     return (chances >= rate).to(chances.dtype) / (1 - rate)
+
+
+def inside(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The masks that a recurrent block takes."""
+    return {name: mask for name, mask in masks.items() if name not in AROUND}
 
 
 def at_all_times(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -170,39 +176,45 @@ class Translator(nn.Module):
     def __init__(self, setting: Setting, foreign: int, english: int, engine: str = "auto") -> None:
         super().__init__()
         self.runs_freely = setting.feedback == "own"
-        self.read = nn.Embedding(foreign, TRANSLATION_FEATURES)
-        self.encoder = recurrent_block(setting, TRANSLATION_FEATURES, engine)
-        self.said = nn.Embedding(english, TRANSLATION_FEATURES)
-        self.decoder = recurrent_block(setting, TRANSLATION_FEATURES, engine)
+        self.read = nn.Embedding(foreign, setting.features)
+        self.encoder = recurrent_block(setting, setting.features, engine)
+        self.said = nn.Embedding(english, setting.features)
+        self.decoder = recurrent_block(setting, setting.features, engine)
         self.output = nn.Linear(setting.hidden[-1], english)
+        self.dropout = Dropout(setting, setting.features)
 
-    def forward(self, foreign: Tensor, lengths: Tensor, english: Tensor) -> Tensor:
+    def forward(self, foreign: Tensor, lengths: Tensor, english: Tensor, keys: Tensor | None = None) -> Tensor:
         """foreign (B, T) and its lengths, english (B, S) from its start on, to (B, S - 1, words).
 
-        A decoder that runs freely, as every one does in ``eval``, reads only the first word of ``english``.
+        A decoder that runs freely, as every one does in ``eval``, reads only the first word of ``english``. ``keys``
+        (B,) turn dropout on.
         """
-        state = self.encode(foreign, lengths)
+        of_encoder, masks = (self.dropout.masks(None if keys is None else derive(keys, part)) for part in range(2))
+        state = self.encode(foreign, lengths, of_encoder)
         words = english[:, :-1]
         if self.runs_freely or not self.training:
-            words = self.own_words(state, words)
-        y, _ = self.decoder(in_time_order(self.said, words), state)
-        return at_every_step(partial(linear, self.output), y)
+            words = self.own_words(state, words, masks)
+        x = at_all_times(in_time_order(self.said, words), masks.get("input"))
+        y, _ = self.decoder(x, state, masks=inside(masks))
+        return at_every_step(partial(linear, self.output), at_all_times(y, masks.get("output")))
 
-    def encode(self, foreign: Tensor, lengths: Tensor) -> Any:
+    def encode(self, foreign: Tensor, lengths: Tensor, masks: Mapping[str, Tensor] = NO_MASKS) -> Any:
         """The state after the last word of each sentence."""
-        return self.encoder(in_time_order(self.read, foreign), lengths=lengths)[1]
+        x = at_all_times(in_time_order(self.read, foreign), masks.get("input"))
+        return self.encoder(x, lengths=lengths, masks=inside(masks))[1]
 
-    def step(self, word: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def step(self, word: Tensor, state: Any, masks: Mapping[str, Tensor] = NO_MASKS) -> tuple[Tensor, Any]:
         """One word (B,) of each sentence to the logits of the next, (B, words), and the state."""
-        y, state = self.decoder(self.said(word)[:, None], state)
-        return self.output(y[:, 0]), state
+        x = at_all_times(self.said(word)[:, None], masks.get("input"))
+        y, state = self.decoder(x, state, masks=inside(masks))
+        return self.output(at_all_times(y, masks.get("output"))[:, 0]), state
 
     @torch.no_grad()
-    def own_words(self, state: Any, words: Tensor) -> Tensor:
+    def own_words(self, state: Any, words: Tensor, masks: Mapping[str, Tensor] = NO_MASKS) -> Tensor:
         """The first of ``words`` (B, S) and the S - 1 likeliest ones after it."""
         chosen = [words[:, 0]]
         for _ in range(words.shape[1] - 1):
-            answer, state = self.step(chosen[-1], state)
+            answer, state = self.step(chosen[-1], state, masks)
             chosen.append(answer.argmax(-1))
         return torch.stack(chosen, 1)
 

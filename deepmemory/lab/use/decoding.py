@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 from deepmemory.lab.data.music import KEYS
 from deepmemory.lab.data.pairs import END, START, split_words
 from deepmemory.lab.data.text import EOS
+from deepmemory.lab.settings import check_choice
 from deepmemory.lab.tasks import NatLang, PolyMusic, Translation
 from deepmemory.lab.tasks.translation import until_end
 from deepmemory.lab.training import random_streams
@@ -19,6 +20,7 @@ from deepmemory.lab.training.network import Translator
 from deepmemory.lab.use.loading import TrainedModel, expect_task
 
 UNKNOWN, NUMBER = "<unk>", "N"  # how the Penn Treebank writes rare words and numbers
+TOGETHER, ALONE = SAMPLINGS = ("together", "alone")  # how the keys of a frame are sampled
 SENTENCES_AT_ONCE = 256  # in one batch, every beam counted
 
 
@@ -194,7 +196,7 @@ def continue_text(
     """Continue a text by sampling; returns the words that are not in the vocabulary, too.
 
     Args:
-        model: A model of the task natlang.
+        model: A model of the task natlang or ptb.
         text: How the text begins; a new line ends a sentence.
         words: How many words to add.
         temperature: Sampling temperature; 0 is greedy.
@@ -258,14 +260,21 @@ def piece(model: TrainedModel, number: int) -> Tensor:
 
 @torch.no_grad()
 def continue_tune(
-    model: TrainedModel, given: Tensor, steps: int = 200, temperature: float = 1.0, seed: int = 0
+    model: TrainedModel,
+    given: Tensor,
+    steps: int = 200,
+    temperature: float = 1.0,
+    seed: int = 0,
+    sampling: str = TOGETHER,
 ) -> Tensor:
-    """Continue a piano-roll (frames, keys) by ``steps`` frames, uint8; every key is sampled independently.
+    """Continue a piano-roll (frames, keys) by ``steps`` frames, uint8.
 
-    ``temperature`` is the sampling temperature; at 0 a key sounds where its probability is above one half.
+    ``temperature`` is the sampling temperature; at 0 a key sounds where its probability is above one half. ``sampling``
+    is that of :func:`sample_keys`.
     """
     expect_task(model, PolyMusic)
     check_temperature(temperature)
+    check_choice("sampling", sampling, SAMPLINGS)
     if given.dim() != 2 or given.shape[1] != KEYS or not len(given):
         raise ValueError(
             f"a tune to continue should be (frames, {KEYS}) with at least one frame, got {tuple(given.shape)}"
@@ -277,9 +286,29 @@ def continue_tune(
     for _ in range(steps):
         logits = answer[0, -1].double()
         chance = (logits > 0).double() if temperature == 0 else (logits / temperature).sigmoid()
-        frames.append(torch.bernoulli(chance, generator=generator).to(torch.uint8)[None])
+        frames.append(sample_keys(chance, generator, sampling)[None])
         answer, state = step_of_tune(model, frames[-1].to(dtype), state)
     return torch.cat(frames)
+
+
+def sample_keys(chance: Tensor, generator: torch.Generator, sampling: str = TOGETHER) -> Tensor:
+    """Which keys sound, uint8 (keys,); each does with its own probability ``chance`` (keys,).
+
+    ``alone`` draws a random number for every key: of two notes that are equally likely to follow, both may sound, or
+    none. ``together`` is systematic sampling. The probabilities lie end to end on a line, from the lowest key to the
+    highest, and the keys at u, u + 1, u + 2 and so on sound, for one random u below 1. So the number of keys differs
+    from its mean by less than one, likely alternatives exclude each other, and the notes of a chord stay together.
+
+    >>> either = torch.tensor([1.0, 0.5, 0.5, 0.5, 0.5])  # C, and above it E and G or F and A
+    >>> drawn = [sample_keys(either, torch.Generator().manual_seed(seed)) for seed in range(9)]
+    >>> sorted({tuple(keys.tolist()) for keys in drawn})
+    [(1, 0, 1, 0, 1), (1, 1, 0, 1, 0)]
+    """
+    if sampling == ALONE:
+        return torch.bernoulli(chance, generator=generator).to(torch.uint8)
+    start = torch.rand((), generator=generator, dtype=torch.float64)
+    below = (chance.double().cumsum(0) - start).ceil()  # points below the end of each key's part of the line
+    return below.diff(prepend=below.new_zeros(1)).clamp(max=1).to(torch.uint8)
 
 
 def step_of_tune(model: TrainedModel, frames: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -51,8 +51,11 @@ def inspect(model: TrainedModel, size: int = SEQUENCES) -> Inspection:
     flow = dm.gradients.flow(network, inputs, loss_on(model.task, batch))
     conditions, gates, remarks = {}, [], []
     dmus = {name: module for name, module in network.named_modules() if isinstance(module, dm.DMU)}
-    if dmus:
+    if setting.residual:
+        remarks.append("the gradient condition is not defined for a residual transition")
+    elif dmus:
         conditions = {name: dm.gradients.condition(dmu) for name, dmu in dmus.items()}
+    if dmus:
         gates = last_calls(dm.gradients.gates(network, inputs))
     else:
         remarks.append(
@@ -330,7 +333,7 @@ def watch_run(network: nn.Module, task: Task, setting: Setting, seed: int, size:
         if part.state == "h":  # the last c of an LSTM has no gradient except through h
             found[f"{place(part)}.flow"] = log_ratio(*ends(part))
     for name, module in network.named_modules():
-        if isinstance(module, dm.DMU):
+        if isinstance(module, dm.DMU) and not setting.residual:
             for layer in dm.gradients.condition(module):
                 found[f"{name}.{layer.layer}.z radius"] = layer.gate.radius
                 found[f"{name}.{layer.layer}.candidate radius"] = layer.candidate.radius

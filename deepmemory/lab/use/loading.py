@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from deepmemory.lab import paper
 from deepmemory.lab.records import Records, Study, best_weights, check_network, load_checkpoint
+from deepmemory.lab.records.releases import is_release, load_release
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import NatLang, PolyMusic, Task, Translation, data_of, task_of
 from deepmemory.lab.training.network import weight_shapes
+from deepmemory.lab.use.released import SHIPPED, SHIPPED_TASKS, open_released, shipped
 
 DECODABLE = {Translation: "translation", NatLang: "natlang", PolyMusic: "polymusic"}  # tasks whose models say something
 Kind = TypeVar("Kind")
@@ -58,6 +60,21 @@ def list_models(out: Path) -> list[ModelSummary]:
     return [summary(studies[name], folder) for name, folder in folders.items() if name in studies]
 
 
+def list_shipped() -> list[ModelSummary]:
+    """The released networks that come with the package, those that can be read."""
+    return [summary_of_release(path) for task in SHIPPED_TASKS if (path := shipped(task)) and is_release(path)]
+
+
+def summary_of_release(path: Path) -> ModelSummary:
+    """A released network in one line."""
+    release = load_release(path)
+    setting, scores = release.setting, release.made["scores"]["float16"]
+    of_validation = {name: value for name, value in scores.items() if name.startswith("valid_")}
+    weights = sum(weight.numel() for weight in release.weights.values())
+    depth = paper.depth_of(setting)
+    return ModelSummary(setting.task, setting.cell, setting.hidden, depth, weights, 1, of_validation, path)
+
+
 def summary(study: Study, folder: Path) -> ModelSummary:
     """A study and its checkpoints in one line."""
     setting = study.setting
@@ -82,22 +99,32 @@ def count_weights(checkpoint: Path) -> int | None:
         return None
 
 
-def newest_checkpoints(out: Path, task: str | None = None) -> list[Path]:
-    """Folders of studies that have checkpoints, of one task or of all, the most recently written first."""
+def newest_checkpoints(out: Path, *tasks: str) -> list[Path]:
+    """Folders of studies that have checkpoints, of these tasks or of all, the most recently written first."""
     written: dict[Path, float] = {}
-    for file in filter(Path.is_file, out.glob(f"checkpoints/{task or '*'}-*/*.safetensors")):
-        written[file.parent] = max(file.stat().st_mtime, written.get(file.parent, 0))
+    for task in tasks or ("*",):
+        for file in filter(Path.is_file, out.glob(f"checkpoints/{task}-*/*.safetensors")):
+            written[file.parent] = max(file.stat().st_mtime, written.get(file.parent, 0))
     return sorted(written, key=lambda folder: written[folder], reverse=True)
 
 
-def choose_checkpoint(named: Path | None, out: Path, task: str | None = None) -> Path:
-    """The checkpoint that the user named; without one, the newest under ``out``, of this task where one is given."""
+def choose_checkpoint(named: Path | None, out: Path, *tasks: str) -> Path:
+    """The checkpoint that the user named, else the newest under ``out``, else the network that comes with the package.
+
+    Where tasks are given, only networks of these are considered.
+    """
+    comes_along = None if named or newest_checkpoints(out, *tasks) else shipped(*tasks)
+    return comes_along or trained_checkpoint(named, out, *tasks)
+
+
+def trained_checkpoint(named: Path | None, out: Path, *tasks: str) -> Path:
+    """The checkpoint that the user named, else the newest under ``out``."""
     if named is not None:
         return named
-    if newest := newest_checkpoints(out, task):
+    if newest := newest_checkpoints(out, *tasks):
         return newest[0]
-    what = f"model of {task}" if task else "model"
-    commands = "; ".join(training_commands(task or "adding", out))
+    what = f"model of {' or '.join(tasks)}" if tasks else "model"
+    commands = "; ".join(training_commands(tasks[0] if tasks else "adding", out))
     raise FileNotFoundError(f"there is no trained {what} in {out}; train one: {commands}; or name a checkpoint")
 
 
@@ -109,20 +136,38 @@ def training_commands(task: str, out: Path) -> list[str]:
 
 
 def load_model(
-    checkpoint: Path | str, run: int | None = None, data: Path | str | None = None, engine: str = "auto"
+    checkpoint: Path | str,
+    run: int | None = None,
+    data: Path | str | None = None,
+    engine: str = "auto",
+    with_data: bool = False,
 ) -> TrainedModel:
     """Load the best weights of one run; runs no code from the file.
 
     Args:
-        checkpoint: ``OUT/checkpoints/STUDY/runs-*.safetensors``, or the study's folder for all its runs.
+        checkpoint: ``OUT/checkpoints/STUDY/runs-*.safetensors``, or the study's folder for all its runs; or the file
+            of a released network.
         run: Seed of the run; default: the run with the lowest validation loss.
         data: Folder of local copies of the data, where the vocabulary of a text comes from; default
             ``$DEEPMEMORY_DATA``.
         engine: Engine of the recurrent layers.
+        with_data: For a released network, which needs no data: whether its task should have the data all the same.
     """
+    if is_release(Path(checkpoint)) or Path(checkpoint).parent == SHIPPED:
+        return load_released(Path(checkpoint), run, data, engine, with_data)
     path, seed, weights = best_run(Path(checkpoint), run)
     setting = setting_of(path)
     return assemble(setting, task_of(setting, None if data is None else str(data)), seed, weights, engine, path)
+
+
+def load_released(path: Path, run: int | None, data: Path | str | None, engine: str, with_data: bool) -> TrainedModel:
+    """A released network, in float32; its task has examples in the place of the data, unless that is asked for."""
+    folder = None if data is None else str(data)
+    release, task = open_released(path, folder, with_data)
+    if run not in (None, release.seed):
+        raise ValueError(f"{path} has no run with seed {run}; it has [{release.seed}]")
+    setting = replace(release.setting, precision="32-true")
+    return assemble(setting, task, release.seed, {name: w.float() for name, w in release.weights.items()}, engine, path)
 
 
 def best_run(checkpoint: Path, run: int | None = None) -> tuple[Path, int, dict[str, Tensor]]:

@@ -246,6 +246,16 @@ def test_a_limit_takes_the_first_lines_and_their_words():
         parse_pairs(making.PAIRS, "spanish", 0)
 
 
+def test_pairs_with_rare_words_are_left_out():
+    raw = b"one one.\tuno uno.\none two.\tuno dos.\ntwo one.\tdos uno.\nthree.\tuno.\none.\tcinco.\n"
+    pairs = parse_pairs(raw, "spanish", min_count=2)
+    assert pairs.foreign.words == ("<start>", "<end>", "uno", ".", "dos")
+    assert pairs.english.words == ("<start>", "<end>", "one", ".", "two")
+    assert len(pairs.english.ids) == len(pairs.foreign.ids) == 3
+    with pytest.raises(ValueError, match="every one of the spanish pairs has a word that occurs fewer than 9 times"):
+        parse_pairs(raw, "spanish", min_count=9)
+
+
 def test_a_header_is_no_pair_and_line_ends_of_windows_are_no_words():
     raw = b"1\t2\r\n" + making.PAIRS.replace(b"\n", b"\r\n")
     for limit in (None, 2):

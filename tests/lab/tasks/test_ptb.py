@@ -127,11 +127,6 @@ def test_clipping_is_for_each_run():
     torch.testing.assert_close(second, torch.tensor([[[0.8]], [[0.4]]]))
 
 
-def test_translation_has_no_dropout():
-    with pytest.raises(ValueError, match="translation has no dropout"):
-        Setting("translation", "dmu", (6,), recurrent_dropout=0.1)
-
-
 def test_a_study_without_the_new_settings_keeps_its_name():
     assert Setting().key == Setting(clip=0.0, beta2=0.999, residual=False, cosine=0).key
     assert Setting().key != Setting(clip=0.5).key

@@ -19,6 +19,7 @@ from deepmemory.lab.training import loop, random_streams
 from deepmemory.lab.training.group import fresh_group
 from deepmemory.lab.training.loop import evaluate
 from deepmemory.lab.training.network import initial_weights
+from deepmemory.lab.training.random_streams import derive
 from deepmemory.lab.training.trainer import make_trainer
 
 CPU = Machine("cpu", engine="plain")
@@ -167,6 +168,29 @@ def test_splits_of_pairs_are_each_runs_own():
         everything = torch.cat([parts[split][run] for split in parts])
         assert sorted(everything.tolist()) == list(range(200))
     assert not torch.equal(parts[random_streams.TEST][0], parts[random_streams.TEST][1])
+
+
+@pytest.mark.parametrize("feedback", ["own", "teacher"])
+def test_dropout_of_a_translator_has_one_mask_for_each_sentence(feedback):
+    """The decoder finds its own words under the masks that it then computes outputs and gradients with."""
+    rates = {f"{where}_dropout": 0.4 for where in ("input", "output", "recurrent")}
+    task, setting = translation(), small("translation", "dmu", feedback=feedback, features=7, **rates)
+    torch.manual_seed(0)
+    network = task.network(setting, "plain")
+    assert network.read.embedding_dim == network.said.embedding_dim == 7
+    (foreign, lengths, english), _, _ = batches(task, random_streams.TRAINING, setting)[0]
+    foreign, lengths, english = foreign[0], lengths[0], english[0]
+    keys = torch.arange(len(lengths))
+    encoder, decoder = (network.dropout.masks(derive(keys, part)) for part in range(2))
+    assert not torch.equal(encoder["input"], decoder["input"])
+    state, word, outputs = network.encode(foreign, lengths, encoder), english[:, 0], []
+    for t in range(english.shape[1] - 1):
+        output, state = network.step(word, state, decoder)
+        outputs.append(output)
+        word = output.argmax(-1) if feedback == "own" else english[:, t + 1]
+    with_dropout = network(foreign, lengths, english, keys)
+    torch.testing.assert_close(with_dropout, torch.stack(outputs, 1))
+    assert not torch.allclose(with_dropout, network(foreign, lengths, english))
 
 
 @pytest.mark.parametrize("feedback", ["own", "teacher"])

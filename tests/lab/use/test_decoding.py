@@ -17,7 +17,16 @@ from deepmemory.lab.data.pairs import as_sentences
 from deepmemory.lab.tasks import NatLang, Translation, task_of
 from deepmemory.lab.training.network import Translator
 from deepmemory.lab.use import decoding, loading
-from deepmemory.lab.use.decoding import beam_search, bleu, continue_text, continue_tune, decode, greedy, translate
+from deepmemory.lab.use.decoding import (
+    beam_search,
+    bleu,
+    continue_text,
+    continue_tune,
+    decode,
+    greedy,
+    sample_keys,
+    translate,
+)
 from deepmemory.lab.use.loading import TrainedModel, load_model
 from deepmemory.lab.use.sound import midi, roll_of
 
@@ -203,11 +212,11 @@ def test_generate_by_the_command(tmp_path, on_made_data):
     newest = ["generate", "1 2 spam", "--out", tmp_path]  # without a checkpoint: the newest model of the task
     again = json.loads(invoke(*newest, "--words", 5, "--seed", 3, "--json").stdout)
     assert again["text"] == result.stdout.strip()
-    told = json.loads(invoke("list", "--out", tmp_path, "--json").stdout)
+    told = json.loads(invoke("list", "--out", tmp_path, "--json").stdout.splitlines()[0])
     assert (told["task"], told["cell"], told["runs"], told["path"]) == ("natlang", "dmu", 1, str(path.parent))
 
 
-def test_without_a_trained_model_the_error_says_how_to_train_one(tmp_path, monkeypatch, capsys):
+def test_without_a_trained_model_the_error_says_how_to_train_one(tmp_path, monkeypatch, capsys, nothing_shipped):
     for command in (["inspect"], ["export"], ["compose"], ["translate", "hola"], ["generate", "the"]):
         assert "dmu train " in error_of(monkeypatch, capsys, *command, "--out", tmp_path)
     assert "dmu train " in invoke("list", "--out", tmp_path).stdout
@@ -233,6 +242,25 @@ def test_a_tune_goes_on_as_the_network_finds_likely(cell):
         decoding.piece(model, 7)
     with pytest.raises(ValueError, match="at least one frame"):
         continue_tune(model, begun[:0])
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.integers(0, 2**31))
+def test_keys_sampled_together_are_as_many_as_expected(chances, seed):
+    chance = torch.tensor(chances, dtype=torch.float64)
+    keys = sample_keys(chance, torch.Generator().manual_seed(seed))
+    assert keys.dtype == torch.uint8
+    assert abs(keys.sum().item() - chance.sum().item()) < 1
+    assert not keys[chance == 0].any()
+    assert keys[chance == 1].all()
+
+
+@pytest.mark.parametrize("sampling", decoding.SAMPLINGS)
+def test_every_key_sounds_as_often_as_its_probability_says(sampling):
+    chance = torch.tensor([0.9, 0.1, 0.5, 0.0, 0.25, 1.0])
+    generator = torch.Generator().manual_seed(0)
+    often = torch.stack([sample_keys(chance, generator, sampling) for _ in range(4000)]).double().mean(0)
+    assert (often - chance).abs().max() < 4 * 0.5 / 4000**0.5  # four standard errors
 
 
 def test_compose_by_the_command(tmp_path, on_made_data, monkeypatch, capsys):

@@ -36,6 +36,13 @@ def fresh(setting):
     return TrainedModel(task.network(setting).eval(), setting, 0, task)
 
 
+def test_a_residual_transition_has_gates_but_no_gradient_condition():
+    found = inspect(fresh(small(transition=(4, 4), residual=True)))
+    assert not found.conditions
+    assert len(found.gates) == 1
+    assert found.remarks == ["the gradient condition is not defined for a residual transition"]
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell(cell, tmp_path, capsys):
     model = fresh(small(cell=cell, **CELLS[cell]))

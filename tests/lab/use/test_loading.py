@@ -143,13 +143,14 @@ class TestFinding:
         return tmp_path
 
     def test_the_newest_checkpoint_of_a_task_is_chosen(self, out):
-        names = [choose_checkpoint(None, out, task).name.rpartition("-")[0] for task in (None, "adding", "natlang")]
+        chosen = [choose_checkpoint(None, out, *tasks) for tasks in ([], ["adding"], ["natlang"])]
+        names = [path.name.rpartition("-")[0] for path in chosen]
         assert names == ["adding-dmu", "adding-dmu", "natlang-dmu"]
         assert load_model(choose_checkpoint(None, out, "adding")).setting.hidden == (5, 3)
         named = out / "whatever was named"
         assert choose_checkpoint(named, out, "adding") == named
 
-    def test_without_one_the_error_says_how_to_train_it(self, out, tmp_path):
+    def test_without_one_the_error_says_how_to_train_it(self, out, tmp_path, nothing_shipped):
         commands = f"dmu data fetch nottingham; dmu train polymusic --quick --out {tmp_path}"
         with pytest.raises(FileNotFoundError, match="no trained model of polymusic") as raised:
             choose_checkpoint(None, out, "polymusic")

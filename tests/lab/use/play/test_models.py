@@ -45,7 +45,7 @@ def test_a_fault_of_ours_is_told_and_survived(serving, models, monkeypatch, caps
     assert ask(one, "/state")[0] == 200
 
 
-def test_without_them_the_page_says_what_to_do(serving, tmp_path):
+def test_without_them_the_page_says_what_to_do(serving, tmp_path, nothing_shipped):
     one = serving(*(find_model(task, None, tmp_path / "my runs", None) for task in ("translation", "polymusic")))
     state = ask(one, "/state")[1]
     assert state["music"] == {
