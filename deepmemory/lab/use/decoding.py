@@ -195,6 +195,8 @@ def continue_text(
 ) -> tuple[str, list[str]]:
     """Continue a text by sampling; returns the words that are not in the vocabulary, too.
 
+    The data's mark for rare words, :data:`UNKNOWN`, is never sampled.
+
     Args:
         model: A model of the task natlang or ptb.
         text: How the text begins; a new line ends a sentence.
@@ -216,7 +218,10 @@ def continue_text(
     generator = torch.Generator().manual_seed(seed)
     answer, state = model.network(torch.tensor([said]))
     for _ in range(words):
-        said.append(sample_word(answer[0, -1], temperature, top, generator))
+        logits = answer[0, -1]
+        if UNKNOWN in numbers:
+            logits = logits.index_fill(0, torch.tensor(numbers[UNKNOWN]), -torch.inf)
+        said.append(sample_word(logits, temperature, top, generator))
         answer, state = model.network(torch.tensor([said[-1:]]), state)
     return as_lines([task.words[number] for number in said[begins:]]), unknown
 

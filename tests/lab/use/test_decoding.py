@@ -176,11 +176,21 @@ def test_text_goes_on_as_the_network_finds_likely():
     numbers = [WORDS.index(word) for word in words]
     for _ in range(12):  # from the beginning every time, without a state
         with torch.no_grad():
-            numbers.append(int(model.network(torch.tensor([numbers]))[0][0, -1].argmax()))
+            logits = model.network(torch.tensor([numbers]))[0][0, -1]
+        logits[WORDS.index("<unk>")] = -math.inf  # no word, and never said
+        numbers.append(int(logits.argmax()))
     shown = " ".join(WORDS[number] for number in numbers[1:])
     assert said == "\n".join(line.strip() for line in shown.split(EOS))
     assert continue_text(model, "the dog sat 17\n", 12, top=1, seed=5)[0] == said
     assert continue_text(model, "", 3)[1] == []
+
+
+def test_the_mark_of_rare_words_is_never_said():
+    model = speaker()
+    with torch.no_grad():
+        model.network.output.bias[WORDS.index("<unk>")] = 50
+    for temperature in (0, 1):
+        assert "<unk>" not in continue_text(model, "the", 50, temperature=temperature, top=0)[0]
 
 
 def test_text_is_drawn_by_its_likelihood():
