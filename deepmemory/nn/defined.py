@@ -40,7 +40,8 @@ class Defined(nn.Module):
         """The entries of biases that start with ``memory_bias``, of each layer and direction; without it, none."""
         for weights, _, hidden_size in self._weights_by_layer():
             if self.memory_bias:
-                yield self.definition.memory_entries(weights, hidden_size).detach()
+                # .data, so that a call of apply between forward and backward is no change that autograd refuses
+                yield self.definition.memory_entries(weights, hidden_size).data
 
     def __getstate__(self) -> dict[str, Any]:
         """The definition as plain values, so that ``torch.load(weights_only=True)`` need trust public classes only."""

@@ -137,6 +137,13 @@ class TestInitialisers:
         layer.apply(lambda module: [nn.init.constant_(parameter, 0.5) for parameter in module.parameters()])
         assert all((parameter == 0.5).all() for parameter in layer.parameters())
 
+    def test_apply_between_forward_and_backward(self, kind):
+        layer = kind(3, 4, memory_bias=BIAS)
+        y, _ = layer(torch.randn(5, 2, 3))
+        layer.apply(lambda module: None)
+        y.sum().backward()
+        assert all(parameter.grad is not None for parameter in layer.parameters())
+
     def test_cells_too(self):
         cell = dm.DMUCell(3, 4, memory_bias=BIAS)
         cell.apply(self.zero_biases)
