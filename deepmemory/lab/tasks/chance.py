@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from deepmemory.lab.settings import DEFAULTS, Setting
+from deepmemory.lab.tasks.state_tracking import product_table
 
 
 class Level(NamedTuple):
@@ -46,4 +47,7 @@ def chance_level(setting: Setting) -> Level | None:
         perplexity, accuracy = known
         scores = {"perplexity": perplexity, "loss": math.log(perplexity), "accuracy": accuracy}
         return Level("the frequency of each word", scores)
+    if setting.task == "state-tracking":
+        size, _ = product_table(setting.elements)
+        return Level(f"{size} equal elements", {"loss": math.log(size), "accuracy": 1 / size})
     return Level("ten equal classes", {"loss": math.log(10), "accuracy": 1 / 10})

@@ -9,7 +9,7 @@ import torch
 
 from deepmemory.lab import paper
 from deepmemory.lab.data import load_music, load_pairs, load_text
-from deepmemory.lab.settings import MUSIC, PAPER_TASKS, SYNTHETIC, Setting
+from deepmemory.lab.settings import GROUPS, MUSIC, PAPER_TASKS, SYNTHETIC, Setting
 from deepmemory.lab.tasks import chance_level, task_of
 from deepmemory.lab.tasks.chance import PAIRS
 from deepmemory.lab.training.random_streams import TEST, sequence_keys
@@ -39,6 +39,16 @@ def test_synthetic_tasks(task):
         assert float(target.var()) == pytest.approx(scores["loss"], rel=0.03)
         return
     shares = target.bincount().double() / len(target)
+    assert float(-(shares * shares.log()).sum()) == pytest.approx(scores["loss"], rel=0.01)
+    assert float(shares.max()) == pytest.approx(scores["accuracy"], rel=0.1)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_state_tracking(group):
+    setting = Setting("state-tracking", elements=group, min_length=16, max_length=16)
+    target = task_of(setting).make(sequence_keys(torch.zeros(1, dtype=torch.int64), TEST, 0, 20_000)).target[0]
+    shares = target.flatten().bincount().double() / target.numel()
+    scores = chance_level(setting).scores
     assert float(-(shares * shares.log()).sum()) == pytest.approx(scores["loss"], rel=0.01)
     assert float(shares.max()) == pytest.approx(scores["accuracy"], rel=0.1)
 
