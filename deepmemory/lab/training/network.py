@@ -56,20 +56,21 @@ class Dropout:
             inside[f"hidden_l{layer}"] = sum(setting.transition), setting.transition_dropout
         self.masked = {name: (width, rate) for name, (width, rate) in (around | inside).items() if width and rate}
 
-    def masks(self, keys: Tensor | None) -> dict[str, Tensor]:
+    def masks(self, keys: Tensor | None, dtype: torch.dtype) -> dict[str, Tensor]:
         """Masks (B, width) by name for the sequences of these keys (B,); without keys, as in evaluation, none."""
         if keys is None or not self.masked:
             return {}
         widths = [width for width, _ in self.masked.values()]
         chances = uniform(derive(keys[:, None], torch.arange(sum(widths), device=keys.device))).split(widths, -1)
         return {
-            name: kept(chance, rate) for (name, (_, rate)), chance in zip(self.masked.items(), chances, strict=True)
+            name: kept(chance, rate).to(dtype)
+            for (name, (_, rate)), chance in zip(self.masked.items(), chances, strict=True)
         }
 
 
 def kept(chances: Tensor, rate: float) -> Tensor:
     """A factor for each uniform number: 0 with probability ``rate``, else what keeps the mean at 1."""
-    return (chances >= rate).to(chances.dtype) / (1 - rate)
+    return (chances >= rate).to(chances.dtype) / (1 - rate or 1)  # where all is dropped, there is nothing to scale
 
 
 def inside(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,7 +94,7 @@ class LastStateNetwork(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
         """x (B, T, features) to (B, output_size); ``keys`` (B,) turn dropout on."""
-        masks = self.dropout.masks(keys)
+        masks = self.dropout.masks(keys, x.dtype)
         x, output = at_all_times(x, masks.pop("input", None)), masks.pop("output", None)
         _, state = self.recurrent(x, lengths=lengths, masks=masks)
         h = state[0] if isinstance(self.recurrent, dm.LSTM) else state
@@ -114,7 +115,7 @@ class StepwiseNetwork(nn.Module):
         self, x: Tensor, lengths: Tensor | None = None, state: Any = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """x (B, T, features) to (B, T, output_size) and the last state; ``keys`` (B,) turn dropout on."""
-        masks = self.dropout.masks(keys)
+        masks = self.dropout.masks(keys, x.dtype)
         x, output = at_all_times(x, masks.pop("input", None)), masks.pop("output", None)
         y, state = self.recurrent(x, state, lengths=lengths, masks=masks)
         return at_every_step(partial(linear, self.output), at_all_times(y, output)), state
@@ -133,7 +134,7 @@ class WordNetwork(nn.Module):
 
     def forward(self, words: Tensor, state: Any = None, keys: Tensor | None = None) -> tuple[Tensor, Any]:
         """words (B, T) to (B, T, words) and the last state; ``keys`` (B,) turn dropout on."""
-        masks = self.dropout.masks(keys)
+        masks = self.dropout.masks(keys, self.embedding.weight.dtype)
         y, state = self.recurrent(in_time_order(self.embedding, words), state, masks=masks)
         return at_every_step(lambda rows: linear(self.output, linear(self.dense, rows).relu()), y), state
 
@@ -152,7 +153,7 @@ class TiedWordNetwork(nn.Module):
 
     def forward(self, words: Tensor, state: Any = None, keys: Tensor | None = None) -> tuple[Tensor, Any]:
         """words (B, T) to (B, T, words) and the last state; ``keys`` (B,) turn dropout on."""
-        masks = self.dropout.masks(keys)
+        masks = self.dropout.masks(keys, self.embedding.weight.dtype)
         x = at_all_times(in_time_order(self.embedding, words), masks.pop("input", None))
         if keys is not None and self.word_dropout:  # the same word has the same fate wherever it stands in a sequence
             x = x * kept(uniform(derive(derive(keys, WORDS)[:, None], words)), self.word_dropout)[..., None]
@@ -189,7 +190,8 @@ class Translator(nn.Module):
         A decoder that runs freely, as every one does in ``eval``, reads only the first word of ``english``. ``keys``
         (B,) turn dropout on.
         """
-        of_encoder, masks = (self.dropout.masks(None if keys is None else derive(keys, part)) for part in range(2))
+        parts = (None, None) if keys is None else (derive(keys, 0), derive(keys, 1))
+        of_encoder, masks = (self.dropout.masks(of_part, self.read.weight.dtype) for of_part in parts)
         state = self.encode(foreign, lengths, of_encoder)
         words = english[:, :-1]
         if self.runs_freely or not self.training:

@@ -10,7 +10,7 @@ from lab.real_data import text
 from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.tasks import PTB
 from deepmemory.lab.training import loop, trainer
-from deepmemory.lab.training.group import fresh_group
+from deepmemory.lab.training.group import checkpoint_of, fresh_group, group_from_checkpoint
 from deepmemory.lab.training.network import Dropout, TiedWordNetwork, kept
 from deepmemory.lab.training.random_streams import TEST, VALIDATION
 
@@ -56,7 +56,7 @@ def test_every_dropout_changes_training_and_none_changes_evaluation(option):
 
 def test_masks_keep_the_mean_and_differ_between_sequences():
     keys = torch.arange(400) * 7919
-    masks = Dropout(SMALL, 6).masks(keys)
+    masks = Dropout(SMALL, 6).masks(keys, torch.float32)
     assert {name: mask.shape for name, mask in masks.items()} == {
         "input": (400, 6),
         "output": (400, 6),
@@ -67,7 +67,33 @@ def test_masks_keep_the_mean_and_differ_between_sequences():
         assert mask.unique().tolist() == pytest.approx([0, 1 / 0.7])
         assert mask.mean().item() == pytest.approx(1, abs=0.1)
         assert len(mask.unique(dim=0)) > 10
-    assert Dropout(SMALL, 6).masks(None) == {}
+    assert Dropout(SMALL, 6).masks(None, torch.float32) == {}
+
+
+@pytest.mark.parametrize("cell", ["dmu", "lstm"])
+def test_dropout_in_double_precision(cell):
+    options = DROPOUT if cell == "dmu" else DROPOUT | {"transition_dropout": 0.0}
+    setting = Setting("ptb", cell, (6,), batch=4, window=10, epochs=1, precision="64-true", **options)
+    _, group, (epoch,) = train_all(setting, [0])
+    assert {weight.dtype for weight in group.weights.values()} == {torch.float64}
+    assert math.isfinite(epoch.values[0]["train_loss"])
+
+
+def test_a_share_of_one_drops_everything():
+    assert kept(torch.tensor([0.0, 0.9]), 1.0).tolist() == [0, 0]
+    _, _, (epoch,) = train_all(replace(SMALL, input_dropout=1.0, epochs=1), [0])
+    assert math.isfinite(epoch.values[0]["train_loss"])
+
+
+def test_resumed_dropout_is_that_of_a_run_that_was_never_stopped():
+    setting = replace(SMALL, warmup=1, clip=0.1, epochs=3, cosine=3)
+    made, whole, (_, *later) = train_all(setting, [3, 17])
+    _, stopped, _ = train_all(replace(setting, epochs=1), [3, 17])
+    tensors, notes = checkpoint_of(stopped)
+    resumed = group_from_checkpoint(made, {name: tensor.detach() for name, tensor in tensors.items()}, notes)
+    assert [epoch.values for epoch in loop.train(made, resumed)] == [epoch.values for epoch in later]
+    for name, weight in whole.weights.items():
+        assert torch.equal(resumed.weights[name], weight), name
 
 
 def test_a_word_has_one_fate_in_a_sequence():

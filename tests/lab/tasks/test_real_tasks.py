@@ -181,7 +181,7 @@ def test_dropout_of_a_translator_has_one_mask_for_each_sentence(feedback):
     (foreign, lengths, english), _, _ = batches(task, random_streams.TRAINING, setting)[0]
     foreign, lengths, english = foreign[0], lengths[0], english[0]
     keys = torch.arange(len(lengths))
-    encoder, decoder = (network.dropout.masks(derive(keys, part)) for part in range(2))
+    encoder, decoder = (network.dropout.masks(derive(keys, part), torch.float32) for part in range(2))
     assert not torch.equal(encoder["input"], decoder["input"])
     state, word, outputs = network.encode(foreign, lengths, encoder), english[:, 0], []
     for t in range(english.shape[1] - 1):

@@ -22,6 +22,7 @@ from deepmemory.lab.training import distributed
 
 SMALL = ["train", "adding", "--transition", "5", "--steps", "6", "--batch", "7", "--validation", "20", "--test", "20"]
 SMALL += ["--min-length", "24", "--max-length", "30", "--runs", "2", "--device", "cpu", "--threads", "1", "--json"]
+SMALL += ["--recurrent-dropout", "0.3", "--transition-dropout", "0.3", "--clip", "0.1"]
 
 
 def train(out, epochs, devices):
