@@ -4,8 +4,8 @@ import pytest
 from lab import real_data
 
 from deepmemory.lab.records import Records
-from deepmemory.lab.settings import SYNTHETIC, Machine, Setting
-from deepmemory.lab.tasks import task_of
+from deepmemory.lab.settings import GENERATED, Machine, Setting
+from deepmemory.lab.tasks import PTB, task_of
 from deepmemory.lab.training import studies
 from deepmemory.lab.training.progress import PlainLines
 
@@ -14,9 +14,12 @@ SMALL = {
     "adding": TINY,
     "polymusic": {"batch": 3},
     "natlang": {"batch": 4, "window": 10},
+    "ptb": {"batch": 4, "window": 10},
+    "state-tracking": TINY | {"max_length": 24, "elements": "s3"},
     "translation": {"batch": 16},
     "pixel-mnist": {"batch": 16},
 }
+MADE = {**real_data.TASKS, "ptb": lambda: real_data.text(task=PTB)}
 
 
 def small(task="adding", **changes):
@@ -26,7 +29,7 @@ def small(task="adding", **changes):
 
 def made(setting):
     """The task of a setting on made data."""
-    return task_of(setting) if setting.task in SYNTHETIC else real_data.TASKS[setting.task]()
+    return task_of(setting) if setting.task in GENERATED else MADE[setting.task]()
 
 
 def train(out, setting, seeds=(0, 1), task=None):

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from deepmemory import __version__, export
-from deepmemory.lab.data.music import KEYS
 from deepmemory.lab.data.pairs import END, START
 from deepmemory.lab.settings import CONTROLS, Setting
-from deepmemory.lab.tasks import NatLang, PixelMNIST, Translation
+from deepmemory.lab.tasks import NatLang, PixelMNIST, PolyMusic, StateTracking, Translation
 from deepmemory.lab.training import random_streams
 from deepmemory.lab.training.network import (
     StepwiseNetwork,
+    TiedWordNetwork,
     Translator,
     WordNetwork,
     in_time_order,
@@ -68,13 +68,13 @@ class WithState(nn.Module):
         return tree_unflatten(list(state), self.structure)
 
 
-class Composer(WithState):
-    """Frames of a piece to the logits of the keys after each."""
+class Stepper(WithState):
+    """Features of every step to logits at that step: of the keys that sound next, or of a product so far."""
 
     network: nn.Module
 
     def forward(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """x (B, T, keys) and a state to logits (B, T, keys) and the state after the last frame."""
+        """x (B, T, features) and a state to logits (B, T, outputs) and the state after the last step."""
         logits, new = self.network(x, state=self.packed(state))
         return logits, *tensors_in(new)
 
@@ -128,13 +128,14 @@ def graphs(model: TrainedModel) -> list[Graph]:
             Graph(encoder, foreign, states),
             Graph(decoder, word, ["logits", *(f"next_{name}" for name in states)]),
         ]
-    if isinstance(network, StepwiseNetwork | WordNetwork):
-        stepwise: Composer | Writer
-        if isinstance(network, WordNetwork):
-            stepwise, given = Writer(setting, network=network), {"words": torch.zeros(2, 3, dtype=torch.int64)}
+    if isinstance(network, StepwiseNetwork | WordNetwork | TiedWordNetwork):
+        stepwise: Stepper | Writer
+        if isinstance(network, StepwiseNetwork):
+            assert isinstance(model.task, PolyMusic | StateTracking)
+            stepwise = Stepper(setting, network=network)
+            given = {"x": stepwise.example[0].new_zeros(2, 3, model.task.input_size)}
         else:
-            stepwise = Composer(setting, network=network)
-            given = {"x": stepwise.example[0].new_zeros(2, 3, KEYS)}
+            stepwise, given = Writer(setting, network=network), {"words": torch.zeros(2, 3, dtype=torch.int64)}
         outputs = ["logits", *(f"next_{name}" for name in state_names(stepwise.example))]
         return [Graph(stepwise, {**given, "state": stepwise.example}, outputs)]
     return [Graph(network, example_inputs(model), ["sum" if setting.task == "adding" else "logits"])]
@@ -219,14 +220,24 @@ def save_c(model: TrainedModel, path: Path, weights: str) -> Written:
     network, setting, words = model.network, model.setting, None
     if isinstance(network, Translator):
         raise ValueError("a translator cannot be written as C: it is two networks; export it as onnx or pt2")
-    parts: list[nn.Module] = [network.recurrent, network.output]  # type: ignore[list-item]
+    if isinstance(model.task, NatLang):
+        words = model.task.words
+    parts: list[nn.Module]
     if isinstance(network, WordNetwork):
-        assert isinstance(model.task, NatLang)
-        parts, words = (
-            [network.embedding, network.recurrent, network.dense, nn.ReLU(), network.output],
-            model.task.words,
-        )
+        parts = [network.embedding, network.recurrent, network.dense, nn.ReLU(), network.output]
+    elif isinstance(network, TiedWordNetwork):
+        parts = [network.embedding, network.recurrent, tied_output(network)]
+    else:
+        parts = [network.recurrent, network.output]  # type: ignore[list-item]
     settings = ", ".join(f"{name} {value}" for name, value in asdict(setting).items() if setting.has(name))
     note = textwrap.fill(f"Trained with seed {model.seed} and {settings}.", 110)
     export.c(parts, path, weights=weights, prefix=setting.task.replace("-", "_"), words=words, note=note)
     return Written(path, ["x"], ["y"])
+
+
+def tied_output(network: TiedWordNetwork) -> nn.Linear:
+    """The output of a network that predicts words by the matrix that embeds them, as a layer."""
+    words, features = network.embedding.weight.shape
+    layer = nn.Linear(features, words, device="meta")
+    layer.weight, layer.bias = network.embedding.weight, network.output_bias
+    return layer

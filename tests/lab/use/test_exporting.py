@@ -103,6 +103,8 @@ def run_onnx(path, inputs):
         ("polymusic", "lstm", {"hidden": (4, 3)}),  # four tensors of state
         ("natlang", "gru", {"hidden": (5, 5)}),
         ("natlang", "lstm", {}),
+        ("ptb", "dmu", {"transition": (6,)}),
+        ("state-tracking", "gru", {}),
     ],
 )
 def test_pieces_with_their_state_equal_the_network(task, cell, options, tmp_path):
@@ -112,7 +114,8 @@ def test_pieces_with_their_state_equal_the_network(task, cell, options, tmp_path
     (written,) = exporting.save(model, tmp_path / "m.onnx", "onnx")
     given, *states = written.inputs
     assert written.outputs == ["logits", *(f"next_{name}" for name in states)]
-    x = torch.rand(3, 9, 88).round() if task == "polymusic" else torch.randint(0, 11, (3, 9))
+    features = {"polymusic": 88, "state-tracking": 6}
+    x = torch.rand(3, 9, features[task]).round() if task in features else torch.randint(0, 11, (3, 9))
     with torch.no_grad():
         logits, final = model.network(x)
     carried = [torch.zeros_like(part) for part in tensors_in(final)]
@@ -277,14 +280,14 @@ def metadata_in(path):
 
 @needs("gcc")
 @pytest.mark.parametrize("weights", ["float32", "int8"])
-@pytest.mark.parametrize("task", ["adding", "polymusic", "natlang", "pixel-mnist"])
+@pytest.mark.parametrize("task", ["adding", "polymusic", "natlang", "pixel-mnist", "ptb", "state-tracking"])
 def test_networks_as_c(task, weights, tmp_path):
     setting = small(task, cell="dmu", transition=(6,))
     model = assemble(setting, made(setting), 0, random_weights(setting))
     name = task.replace("-", "_")
     (written,) = exporting.save(model, tmp_path / f"{name}.c", "c", weights)
-    words = torch.randint(0, 11, (40,))
-    x = words if task == "natlang" else torch.rand(40, {"adding": 2, "polymusic": 88, "pixel-mnist": 1}[task])
+    features = {"adding": 2, "polymusic": 88, "pixel-mnist": 1, "state-tracking": 6}
+    x = torch.rand(40, features[task]) if task in features else torch.randint(0, 11, (40,))
     network = rounded(model.network) if weights == "int8" else model.network
     with torch.no_grad():
         if task in ("adding", "pixel-mnist"):  # one output for each sequence; in C, for as much as has been read
@@ -293,7 +296,7 @@ def test_networks_as_c(task, weights, tmp_path):
             expected = network(x[None])[0][0]
     assert_close(outputs(written.path, x), expected)
     assert f"task {task}, cell dmu, hidden (5,)" in written.path.read_text()
-    assert ('"10",' in written.path.read_text()) == (task == "natlang")
+    assert ('"10",' in written.path.read_text()) == (task not in features)  # the vocabulary
 
 
 def test_c_by_the_command(trained, translator, tmp_path, monkeypatch):
