@@ -330,6 +330,8 @@ class Setting:
                 f"{self.task} has one length: give min_length and max_length the same value, "
                 f"got {self.min_length} and {self.max_length}"
             )
+        if self.residual and self.condition == "kept":
+            raise ValueError("the gradient condition is not defined for a residual transition; leave out one of them")
         if self.cell == "mingru" and self.recurrent_dropout:
             raise ValueError("mingru has no dropout inside of its recurrence; leave out recurrent_dropout")
         for name, (owner, belongs) in OWNERS.items():

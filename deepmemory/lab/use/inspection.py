@@ -225,7 +225,9 @@ def draw(found: Inspection, folder: Path) -> list[Path]:
 
     figures = {"flow": draw_flow(found)}
     if found.gates:
-        figures |= {"gates": draw_gates(found), "eigenvalues": draw_eigenvalues(found)}
+        figures["gates"] = draw_gates(found)
+    if found.conditions:
+        figures["eigenvalues"] = draw_eigenvalues(found)
     return [save(figure, folder, name)["svg"] for name, figure in figures.items()]
 
 
@@ -307,9 +309,9 @@ def draw_eigenvalues(found: Inspection) -> Any:
 def watch(trainer: Trainer, group: Group, size: int = SEQUENCES) -> dict[str, list[float]]:
     """Gradient measurements of each run during training, in the order of ``group.rows``, by name: MODULE.LAYER.WHAT.
 
-    A DMU has ``z radius`` and ``candidate radius``, the spectral radii of the gradient condition, ``gate``, the mean
-    share of the state that is kept, and ``saturated``, the share of gates within 0.05 of 0 or 1. Every layer has
-    ``flow``, log10 of the median |dL/dh| at the first step over that at the last.
+    A DMU has ``gate``, the mean share of the state that is kept, and ``saturated``, the share of gates within 0.05 of
+    0 or 1; unless it is residual, also ``z radius`` and ``candidate radius``, the spectral radii of the gradient
+    condition. Every layer has ``flow``, log10 of the median |dL/dh| at the first step over that at the last.
 
     All are taken with the current weights on the first validation sequences, on the CPU, run by run; each run costs
     one short call per time step.

@@ -3,6 +3,7 @@
 import json
 import math
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -36,11 +37,18 @@ def fresh(setting):
     return TrainedModel(task.network(setting).eval(), setting, 0, task)
 
 
-def test_a_residual_transition_has_gates_but_no_gradient_condition():
-    found = inspect(fresh(small(transition=(4, 4), residual=True)))
+def test_a_residual_transition_has_gates_but_no_gradient_condition(tmp_path):
+    setting = small(transition=(4, 4), residual=True)
+    found = inspect(fresh(setting))
     assert not found.conditions
     assert len(found.gates) == 1
     assert found.remarks == ["the gradient condition is not defined for a residual transition"]
+    assert {path.stem for path in inspection.draw(found, tmp_path)} == {"flow", "gates"}
+    trainer = make_trainer(setting, Machine("cpu", engine="plain"))
+    watched = watch(trainer, fresh_group(trainer, [0]))
+    assert watched.keys() == {f"recurrent.0.{what}" for what in ("flow", "gate", "saturated")}
+    with pytest.raises(ValueError, match="the gradient condition is not defined for a residual transition"):
+        replace(setting, condition="kept")
 
 
 @pytest.mark.parametrize("cell", CELLS)
