@@ -91,14 +91,8 @@ def paper(
     from deepmemory.lab import paper as published
 
     chosen = [check_choice("task", task, PAPER_TASKS) for task in tasks or PAPER_TASKS]
-    given = changes | parse_assignments(assignments)
-    settings = with_data(
-        [
-            change(setting, {name: value for name, value in given.items() if setting.has(name)})
-            for setting in selection(chosen, cells=cells, depths=depths, pair=pair, pixels=pixels, quick=quick)
-        ],
-        machine.data,
-    )
+    selected = selection(chosen, cells=cells, depths=depths, pair=pair, pixels=pixels, quick=quick)
+    settings = with_data(changed(selected, changes | parse_assignments(assignments)), machine.data)
     usual = {True: published.RUNS, False: published.REAL_RUNS}
     groups = [
         ([one for one in settings if (one.task in SYNTHETIC) is synthetic], published.QUICK_RUNS if quick else default)
@@ -139,23 +133,28 @@ def beyond(
     from deepmemory.lab import beyond as further
 
     chosen = list(names or EXPERIMENTS)
-    given = parse_assignments(assignments)
     selected = further.selection(chosen, split(parts) if parts else None, split(kinds) if kinds else None, quick)
     available = with_data([setting for settings in selected.values() for setting in settings], machine.data)
+    trained = dict(zip(available, changed(available, parse_assignments(assignments)), strict=True))
     groups = [
         (
-            list(
-                dict.fromkeys(  # a change may make studies equal, such as those at several rates
-                    change(setting, {name: value for name, value in given.items() if setting.has(name)})
-                    for setting in settings
-                    if setting in available
-                )
-            ),
+            # A change may make studies equal, such as those at several rates.
+            list(dict.fromkeys(trained[setting] for setting in settings if setting in trained)),
             runs or (1 if quick else EXPERIMENTS[name].runs),
         )
         for name, settings in selected.items()
     ]
     train_and_report(groups, chosen, seed=seed, machine=machine, launcher=launcher, recording=recording)
+
+
+def changed(settings: Sequence[Setting], given: Mapping[str, str]) -> list[Setting]:
+    """The settings, each with those of the given values that it has; raises for a value that none of them has."""
+    for name in given:
+        if settings and not any(setting.has(name) for setting in settings):
+            raise ValueError(f"none of the studies that were chosen has the setting {name}; leave it out")
+    return [
+        change(setting, {name: value for name, value in given.items() if setting.has(name)}) for setting in settings
+    ]
 
 
 def train_and_report(

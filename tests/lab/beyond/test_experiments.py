@@ -120,6 +120,12 @@ def test_one_rate_for_all_trains_each_model_once(tmp_path, monkeypatch, capsys):
     assert "error: mingru is a control for comparisons in the lab; it cannot be exported" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", ["beyond long-adding --kinds gru", "paper adding --cells gru"])
+def test_a_change_that_no_study_has_is_refused(arguments, tmp_path):
+    with pytest.raises(ValueError, match="none of the studies that were chosen has the setting transition_dropout"):
+        invoke(*arguments.split(), "--set", "transition_dropout=0.5", "--out", tmp_path)
+
+
 def test_the_paper_has_no_such_tasks(monkeypatch, capsys):
     assert not set(PAPER_TASKS) & set(beyond.OF_TASK)
     monkeypatch.setattr(sys, "argv", ["dmu", "paper", "ptb"])
