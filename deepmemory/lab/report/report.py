@@ -55,7 +55,7 @@ def make_report(out: Path | str, command: str) -> Report:
         observations = {study.setting.key: records.watched(study.setting.key) for study in studies}
     finally:
         records.close()
-    of_paper = [study for study in studies if experiment_of(study.setting) is None]
+    of_paper = [study for study in studies if in_paper(study.setting) and experiment_of(study.setting) is None]
     synthetic, real = synthetic_results(of_paper), real_results(of_paper)
     observed = gradient_results([study for study in studies if in_paper(study.setting)], observations)
     further = beyond_results(studies)

@@ -12,6 +12,8 @@ from deepmemory.lab.report.beyond_figures import STYLES, draw_depth, draw_long_a
 from deepmemory.lab.report.render import markdown
 from deepmemory.lab.report.report import make_report
 from deepmemory.lab.report.results.beyond import beyond_results, weights_of
+from deepmemory.lab.report.sections.beyond import state_tracking_blocks
+from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import TASK_CLASSES, series_of
 
 
@@ -113,6 +115,16 @@ def test_runs_at_99_percent_are_counted_from_the_first_time(tmp_path):
     (panel,) = draw_state_tracking(results).axes
     assert panel.lines[0].get_xdata().tolist() == [0, 100, 200, 300]
     assert panel.lines[0].get_ydata().tolist() == pytest.approx([0, 0, 1 / 3, 2 / 3])
+
+
+def test_the_page_tells_the_length_in_training():
+    (results,) = beyond_results([tracked(state_tracking.quick(state_tracking.setting("gru", 1, "s3")), [[0.5]])])
+    assert "training have T = 8 steps" in str(state_tracking_blocks(results))
+
+
+def test_a_control_on_a_task_of_the_paper_leaves_its_page_to_the_others(tmp_path):
+    record(tmp_path, [made(Setting(cell=cell), [{"loss": 1e-3, "accuracy": 0.5}]) for cell in ("dmu", "mingru")])
+    assert [page.name for page in make_report(tmp_path, "dmu report").pages] == ["synthetic"]
 
 
 def test_loss_by_length():

@@ -60,12 +60,14 @@ def depth_blocks(results: BeyondResults) -> list[Block]:
 
 def state_tracking_blocks(results: BeyondResults) -> list[Block]:
     """Which models learn to multiply, and how far beyond the length in training."""
+    lengths = words.listed([str(length) for length in sorted({one.setting.max_length for one in results.shown})])
     text = (
         "The input is a sequence of elements of a group, the output at every step their product so far. Sequences in "
-        "training have T = 16 steps. Accuracies are shares of all positions, for new sequences of T, 8 T and 64 T "
-        "steps, as mean and standard deviation over the runs, each with the weights that had the lowest validation "
-        f"loss at T steps; “{SOLVED:.0%}” counts runs with at least that accuracy. Every model was trained with the "
-        "same learning rates; the one with the lowest mean validation loss is shown. The minGRU is a linear recurrence."
+        f"training have T = {lengths} steps. Accuracies are shares of all positions, for new sequences of T, 8 T and "
+        "64 T steps, as mean and standard deviation over the runs, each with the weights that had the lowest "
+        f"validation loss at T steps; “{SOLVED:.0%}” counts runs with at least that accuracy. Every model was trained "
+        "with the same learning rates; the one with the lowest mean validation loss is shown. The minGRU is a linear "
+        "recurrence."
     )
     caption = (
         f"State tracking: share of runs that have had an accuracy of {SOLVED:.0%} on validation sequences 8 times as "
