@@ -3,7 +3,8 @@
     pip install "deepmemory[examples-neuralforecast]"
     python examples/neuralforecast_model.py
 
-The model takes the arguments of neuralforecast's GRU: exogenous variables, losses, scalers and so on.
+The model takes the arguments of neuralforecast's GRU: exogenous variables, losses, scalers and so on. Its optimiser is
+always Adam.
 """
 
 import argparse

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deepmemory.lab.beyond import depth, long_adding, state_tracking
+from deepmemory.lab.beyond.models import kind_of
 from deepmemory.lab.settings import GROUPS, Setting, check_choice
 
 
@@ -69,11 +70,6 @@ def setting(task: str, kind: str, depth: int = 1, quick: bool = False) -> Settin
     name, of_kind = OF_TASK[check_choice("task", task, tuple(OF_TASK))]
     made = of_kind(kind, depth)
     return EXPERIMENTS[name].quick(made) if quick else made
-
-
-def kind_of(setting: Setting) -> str:
-    """The name of a setting's model: its cell, or ``residual`` for a DMU with a residual transition."""
-    return "residual" if setting.residual else setting.cell
 
 
 def experiment_of(setting: Setting) -> str | None:

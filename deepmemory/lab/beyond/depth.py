@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from deepmemory.lab.beyond.models import DEEP, kind_of
 from deepmemory.lab.settings import Setting, check_choice
 
 WORDS = 10_000  # of the Penn Treebank, which decide what the embedding takes of the weights
 SIZES = {"small": 5_000_000, "large": 23_000_000}  # weights in all
 DEPTHS = (1, 2, 3, 5, 10)
 KINDS = ("residual", "dmu", "rhn", "gru", "lstm")  # a DMU with residual transition, and as in the paper
-DEEP = ("residual", "dmu", "rhn")
 MULTIPLE = 8  # widths that tensor cores like
 RUNS = 3
 
@@ -90,7 +90,7 @@ def size_of(of: Setting) -> str:
     """The size that a setting's width is the nearest to."""
     from deepmemory.lab.paper import depth_of
 
-    kind = "residual" if of.residual else of.cell
+    kind = kind_of(of)
 
     def apart(size: str) -> float:
         return abs(math.log(of.hidden[-1] / setting(kind, depth_of(of), size).hidden[-1]))

@@ -35,6 +35,11 @@ def of_width(task: str, kind: str, depth: int, width: int, **settings: Any) -> S
     return Setting(task, "dmu" if kind == "residual" else kind, (width,) * layers, **own | settings)
 
 
+def kind_of(setting: Setting) -> str:
+    """The name of a setting's model: its cell, or ``residual`` for a DMU with a residual transition."""
+    return "residual" if setting.residual else setting.cell
+
+
 def nearest(make: Callable[[int], Setting], weights: int) -> Setting:
     """Of the settings of all widths, the one whose network comes nearest to a number of weights."""
     from deepmemory.lab.tasks import task_of

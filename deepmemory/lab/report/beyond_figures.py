@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from deepmemory.lab.beyond.depth import SIZES
+from deepmemory.lab.beyond.models import DEEP
 from deepmemory.lab.report import words
 from deepmemory.lab.report.figures import LEGEND, legend_line, new_figure
 from deepmemory.lab.report.figures import STYLES as PAPER_STYLES
@@ -20,7 +21,6 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 MARKERS = {1: "o", 2: "s", 3: "^", 5: "D"}  # by depth, of DMUs,
 SHADES = {1: 0.35, 2: 0.55, 3: 0.75}  # and opacity
-WITHOUT_DEPTH = ("gru", "lstm", "rnn", "mingru")
 MEASURED = "accuracy_8"  # of the figure about state tracking
 LEM = (10_000, 2.4e-5 / 4)  # length and loss of LEM, with the targets used here
 
@@ -42,7 +42,7 @@ def draw_depth(results: BeyondResults) -> Any:
             style = STYLES[kind]
             shown[words.cell_title(kind)] = legend_line(**style)
             means = [statistics.fmean(tests) for tests in points.values()]
-            if kind in WITHOUT_DEPTH:
+            if kind not in DEEP:
                 panel.axhline(means[0], linewidth=1.4, color=style["color"], linestyle=style["linestyle"])
                 continue
             low, high = ([fold(tests) for tests in points.values()] for fold in (min, max))

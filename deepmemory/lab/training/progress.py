@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from deepmemory.lab.beyond import kind_of as kind_beyond
+from deepmemory.lab.beyond.models import kind_of as kind_beyond
 from deepmemory.lab.paper import depth_of
 from deepmemory.lab.paper import kind_of as kind_in_paper
 from deepmemory.lab.records import Run

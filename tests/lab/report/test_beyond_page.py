@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from lab.made_studies import record
 
-from deepmemory.lab.beyond import EXPERIMENTS, depth, kind_of, long_adding, state_tracking
+from deepmemory.lab.beyond import EXPERIMENTS, depth, long_adding, state_tracking
+from deepmemory.lab.beyond.models import kind_of
 from deepmemory.lab.records import DIVERGED, SPENT, Run, Study
 from deepmemory.lab.report.beyond_figures import STYLES, draw_depth, draw_long_adding, draw_state_tracking
 from deepmemory.lab.report.render import markdown

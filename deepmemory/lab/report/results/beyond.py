@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from deepmemory.lab.beyond import EXPERIMENTS, Experiment, experiment_of, kind_of
+from deepmemory.lab.beyond import EXPERIMENTS, Experiment, experiment_of
 from deepmemory.lab.beyond.depth import WORDS
+from deepmemory.lab.beyond.models import DEEP, kind_of
 from deepmemory.lab.paper import Spread, depth_of
 from deepmemory.lab.records import DIVERGED, Run, Study
 from deepmemory.lab.report import words
@@ -23,7 +24,6 @@ from deepmemory.lab.training.network import TiedWordNetwork, weight_count
 
 KINDS = ("dmu", "residual", "rhn", "gru", "lstm", "rnn", "mingru")  # in the order of tables
 SOLVED = 0.99  # accuracy from which on a run has solved a task
-DEEP = ("dmu", "residual", "rhn")
 
 
 @dataclass(frozen=True)
