@@ -146,6 +146,24 @@ def test_the_embedding_has_a_rate_of_its_own():
         assert rates[id(weight)] == (0.03 if name.startswith("embedding") else 0.01), name
 
 
+@pytest.mark.parametrize("option", [{"clip": 0.01}, {"beta2": 0.9}, {"cosine": 2}, {"warmup": 1}])
+def test_every_option_of_the_optimiser_changes_training(option):
+    without = replace(SMALL, **dict.fromkeys(DROPOUT, 0.0), epochs=1, cosine=0)
+    _, plain, _ = train_all(without, [0])
+    _, changed, _ = train_all(replace(without, **option), [0])
+    assert not torch.equal(changed.weights["output_bias"], plain.weights["output_bias"])
+
+
+def test_no_gradient_is_longer_than_the_setting_allows():
+    lengths = {}
+    for clip in (0.0, 0.01):
+        _, group, _ = train_all(replace(SMALL, clip=clip, epochs=1), [0, 1])
+        grads = [weight.grad.flatten(1) for weight in group.weights.values()]  # of the last step
+        lengths[clip] = torch.cat(grads, 1).norm(dim=1)
+    assert (lengths[0.0] > 0.02).all()
+    torch.testing.assert_close(lengths[0.01], torch.full((2,), 0.01))
+
+
 def test_clipping_is_for_each_run():
     grads = [torch.tensor([[3.0, 0.0], [0.3, 0.0]]), torch.tensor([[[4.0]], [[0.4]]])]
     first, second = loop.clipped(grads, 1.0)

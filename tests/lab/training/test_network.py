@@ -1,5 +1,6 @@
 """The networks of the tasks."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -64,3 +65,17 @@ def test_one_network_alone_other_transforms_and_autocast_stay_with_torch(monkeyp
     with torch.autocast("cpu", torch.bfloat16):
         ours = torch.vmap(lambda rows: network.linear(layer, rows))(rows[None])
         assert torch.equal(ours, torch.vmap(layer)(rows[None]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("cell", "bias"), [("rhn", {"transform_bias": -40.0}), ("mingru", {"update_bias": 40.0})])
+def test_an_rhn_and_a_min_gru_can_start_out_keeping_their_state(cell, bias):
+    depth = {"depth": 3} if cell == "rhn" else {}
+    block = network.recurrent_block(Setting(cell=cell, hidden=(6, 5), **depth, **bias), 2)
+    before = tuple(torch.randn(1, 2, width) for width in (6, 5))
+    torch.testing.assert_close(block(torch.randn(2, 7, 2), before)[1], before)
+
+
+def test_a_residual_setting_makes_a_residual_transition():
+    setting = Setting(cell="dmu", hidden=(6,), transition=(5, 5))
+    assert [network.recurrent_block(replace(setting, residual=of), 2).residual for of in (False, True)] == [False, True]
