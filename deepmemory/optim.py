@@ -42,6 +42,11 @@ def parameter_groups(
         groups: Groups of your own, for instance one with and one without weight decay. Each is split by the rule, and
             its own ``lr`` and ``weight_decay`` are used where it has them. The default is one group of all parameters.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"parameter_groups: model should be an nn.Module, not its parameters, got: {type(model).__name__}; "
+            "give it the model itself, as in parameter_groups(model, lr)"
+        )
     divisors = lr_divisors(model)
     given = [{"params": list(model.parameters())}] if groups is None else groups
     defaults = {"lr": lr} | ({} if weight_decay is None else {"weight_decay": weight_decay})

@@ -38,6 +38,11 @@ def test_a_residual_transition_counts_as_two_layers(depth):
         assert group["lr"] == pytest.approx(0.12 / (2 * min(depth, 2)))
 
 
+def test_parameters_in_the_place_of_the_model_are_named():
+    with pytest.raises(TypeError, match="not its parameters, got: generator"):
+        dm.parameter_groups(nn.Linear(2, 2).parameters(), lr=0.1)
+
+
 def test_every_dmu_gets_its_own_share():
     model = Tagger()
     by_name = rates(model, dm.parameter_groups(model, lr=0.12))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -278,7 +279,9 @@ class Classic:
 
 
 def check_memory_bias(name: str, memory_bias: float, bias: bool) -> float:
-    """A bias that keeps the state needs a bias."""
+    """A number; one that keeps the state needs a bias."""
+    if isinstance(memory_bias, bool) or not isinstance(memory_bias, numbers.Real):
+        raise TypeError(f"{name}: memory_bias should be a number, got: {type(memory_bias).__name__}")
     if memory_bias and not bias:
         raise ValueError(f"{name}: memory_bias={memory_bias} needs bias=True")
     return float(memory_bias)

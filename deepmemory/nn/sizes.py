@@ -28,6 +28,11 @@ def matched_hidden_size(layer: Callable[..., nn.Module], like: nn.Module, **opti
         like: The layer or cell to be matched. Its input size, number of layers, bias and directions are used.
         options: Further arguments of ``layer``, such as ``transition=[64, 64]``; they come before those of ``like``.
     """
+    if not isinstance(like, nn.Module) or not hasattr(like, "input_size"):
+        raise TypeError(
+            "matched_hidden_size: like should be a recurrent layer, as in "
+            f"matched_hidden_size(dm.DMU, nn.GRU(10, 64)), got: {type(like).__name__}"
+        )
     shared = {name: getattr(like, name) for name in SHARED if hasattr(like, name)}
     arguments = {**shared, **options, "device": "meta"}  # no memory, however large the layer is
     input_size, wanted = arguments.pop("input_size"), weight_count(like)

@@ -153,3 +153,9 @@ class TestInitialisers:
         layer = kind(3, 4)
         layer.apply(self.zero_biases)
         assert not any(parameter.any() for key, parameter in layer.named_parameters() if "bias" in key)
+
+
+@pytest.mark.parametrize("layer", [dm.DMU, dm.GRU, dm.LSTM, dm.DMUCell])
+def test_text_is_no_bias(layer):
+    with pytest.raises(TypeError, match=r"memory_bias should be a number, got: str"):
+        layer(3, 4, memory_bias="3")

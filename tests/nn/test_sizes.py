@@ -57,3 +57,8 @@ def test_no_random_number_is_drawn():
     state = torch.get_rng_state()
     dm.matched_hidden_size(dm.DMU, like)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_size_in_the_place_of_a_layer_is_an_error():
+    with pytest.raises(TypeError, match=r"like should be a recurrent layer.* got: int"):
+        dm.matched_hidden_size(dm.DMU, 64)

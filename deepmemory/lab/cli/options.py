@@ -39,7 +39,9 @@ DataFolder = Annotated[
 ]
 Checkpoint = Annotated[
     Path | None,
-    typer.Argument(help="OUT/checkpoints/STUDY, or one of the files in it; default: the newest in OUT, or one of ours"),
+    typer.Argument(
+        help="OUT/checkpoints/STUDY, one of the files in it, or a task; default: the newest in OUT, or one of ours"
+    ),
 ]
 TrainedIn = Annotated[Path, typer.Option("--out", help="folder with trained networks")]
 RunSeed = Annotated[

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from deepmemory.lab import paper
 from deepmemory.lab.records import Records, Study, best_weights, check_network, load_checkpoint
 from deepmemory.lab.records.releases import is_release, load_release
-from deepmemory.lab.settings import Setting
+from deepmemory.lab.settings import TASKS, Setting
 from deepmemory.lab.tasks import NatLang, PolyMusic, Task, Translation, data_of, task_of
 from deepmemory.lab.training.network import weight_shapes
 from deepmemory.lab.use.released import SHIPPED, SHIPPED_TASKS, open_released, shipped
@@ -111,8 +111,11 @@ def newest_checkpoints(out: Path, *tasks: str) -> list[Path]:
 def choose_checkpoint(named: Path | None, out: Path, *tasks: str) -> Path:
     """The checkpoint that the user named, else the newest under ``out``, else the network that comes with the package.
 
-    Where tasks are given, only networks of these are considered.
+    Where tasks are given, only networks of these are considered. The name of a task, in the place of a checkpoint's,
+    is one.
     """
+    if not tasks and named is not None and str(named) in TASKS and not named.exists():
+        named, tasks = None, (str(named),)
     comes_along = None if named or newest_checkpoints(out, *tasks) else shipped(*tasks)
     return comes_along or trained_checkpoint(named, out, *tasks)
 

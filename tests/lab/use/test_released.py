@@ -155,6 +155,12 @@ class TestShipped:
         for task in ("translation", "polymusic"):
             assert find_model(task, None, tmp_path / "runs", None).model.setting.task == task
 
+    def test_a_task_names_one(self, no_data, tmp_path):
+        assert choose_checkpoint(Path("translation"), tmp_path) == released.SHIPPED / "translation.safetensors"
+        assert choose_checkpoint(Path("ptb"), tmp_path) == released.SHIPPED / "ptb.safetensors"
+        with pytest.raises(FileNotFoundError, match="no trained model of adding"):
+            choose_checkpoint(Path("adding"), tmp_path)
+
     def test_what_was_trained_comes_first(self, tmp_path):
         path = train(tmp_path, small("natlang"))
         assert choose_checkpoint(None, tmp_path, "natlang", "ptb") == path.parent
