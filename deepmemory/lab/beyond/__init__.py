@@ -18,7 +18,8 @@ class Experiment:
     """Studies that are compared with one another."""
 
     title: str
-    runs: int  # of every study
+    runs: int  # of every model that is shown
+    search_runs: int  # of every study, from which the best learning rate of a model is chosen
     parts: tuple[str, ...]  # that can be trained alone, such as the sizes of a model
     settings: Callable[[], list[Setting]]  # of all studies
     part_of: Callable[[Setting], str]
@@ -31,6 +32,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "depth": Experiment(
         title="Depth: language models of equal size",
         runs=depth.RUNS,
+        search_runs=depth.RUNS,
         parts=tuple(depth.SIZES),
         settings=depth.all_settings,
         part_of=depth.size_of,
@@ -41,6 +43,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "state-tracking": Experiment(
         title="State tracking: products of permutations",
         runs=state_tracking.RUNS,
+        search_runs=state_tracking.SEARCH_RUNS,
         parts=GROUPS,
         settings=state_tracking.settings,
         part_of=lambda setting: setting.elements,
@@ -51,6 +54,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "long-adding": Experiment(
         title="Long memory: Adding over thousands of steps",
         runs=long_adding.RUNS,
+        search_runs=long_adding.RUNS,
         parts=tuple(map(str, long_adding.LENGTHS)),
         settings=long_adding.settings,
         part_of=lambda setting: str(setting.max_length),

@@ -20,8 +20,18 @@ RUNS = 5
 LENGTHS = (1000, 5000, 10_000)
 LONG = LENGTHS[0]  # from which on a study belongs to this experiment; the paper's sequences have about 100 steps
 WEIGHTS = 33_700  # of every network: a DMU of 128 units with one linear layer, and its output
-RATES = (0.001, 0.003)  # the same for every model; the report takes the best on validation
-TRAINING: dict[str, Any] = {"batch": 50, "steps": 100, "epochs": 100, "clip": 1.0, "validation": 100, "test": 250}
+RATES = (0.001, 0.003, 0.01)  # searched at the shortest length, the same ones for every model
+BEST_RATES: dict[tuple[str, int], float] = {}  # of a kind and depth there, on validation; used at the other lengths
+USUAL_RATE = 0.003
+TRAINING: dict[str, Any] = {
+    "batch": 50,
+    "steps": 100,
+    "epochs": 25,
+    "cosine": 25,
+    "clip": 1.0,
+    "validation": 100,
+    "test": 250,
+}
 
 
 @cache
@@ -43,9 +53,14 @@ def start(kind: str, length: int) -> dict[str, Any]:
 
 
 def settings() -> list[Setting]:
-    """Every model at every length and rate."""
-    chosen = [setting(kind, depth, length) for length in LENGTHS for kind, depth in MODELS]
-    return [replace(one, lr=lr) for one in chosen for lr in RATES]
+    """Every model at every length; at the shortest one with every rate."""
+    shortest = [replace(setting(kind, depth), lr=lr) for kind, depth in MODELS for lr in RATES]
+    longer = [
+        replace(setting(*model, length=length), lr=BEST_RATES.get(model, USUAL_RATE))
+        for length in LENGTHS[1:]
+        for model in MODELS
+    ]
+    return [*shortest, *longer]
 
 
 def sample() -> list[Setting]:

@@ -16,8 +16,9 @@ from deepmemory.lab.beyond.models import MODELS, nearest, of_width
 from deepmemory.lab.settings import GROUPS, Setting
 
 RUNS = 51
+SEARCH_RUNS = 8  # at every rate; the best one of each model is then trained with all runs
 WEIGHTS = 18_000  # of every network, whatever the group
-RATES = (0.001, 0.003, 0.01)  # the same for every model; the report takes the best on validation
+RATES = (0.001, 0.003, 0.01)  # the same for every model
 TRAINING: dict[str, Any] = {
     "min_length": 16,
     "max_length": 16,

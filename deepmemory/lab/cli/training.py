@@ -136,15 +136,31 @@ def beyond(
     selected = further.selection(chosen, split(parts) if parts else None, split(kinds) if kinds else None, quick)
     available = with_data([setting for settings in selected.values() for setting in settings], machine.data)
     trained = dict(zip(available, changed(available, parse_assignments(assignments)), strict=True))
-    groups = [
-        (
-            # A change may make studies equal, such as those at several rates.
-            list(dict.fromkeys(trained[setting] for setting in settings if setting in trained)),
-            runs or (1 if quick else EXPERIMENTS[name].runs),
-        )
-        for name, settings in selected.items()
-    ]
-    train_and_report(groups, chosen, seed=seed, machine=machine, launcher=launcher, recording=recording)
+    searched, shown = [], []
+    for name, settings in selected.items():
+        # A change may make studies equal, such as those at several rates.
+        studies = list(dict.fromkeys(trained[setting] for setting in settings if setting in trained))
+        all_runs = runs or (1 if quick else EXPERIMENTS[name].runs)
+        searched.append((studies, min(all_runs, EXPERIMENTS[name].search_runs)))
+        shown.append((name, studies, all_runs))
+    how: dict[str, Any] = {"seed": seed, "machine": machine, "launcher": launcher, "recording": recording}
+    failed = train_groups(searched, **how)
+    groups = [(best_of(name, studies, recording.out), all_runs) for name, studies, all_runs in shown]
+    train_and_report(groups, chosen, failed=failed, **how)
+
+
+def best_of(name: str, settings: Sequence[Setting], out: Path) -> list[Setting]:
+    """The settings of an experiment that were best on validation, one for each model that has been trained."""
+    from deepmemory.lab.beyond.rates import best_studies
+    from deepmemory.lab.records import Records
+
+    if not settings:
+        return []
+    records = Records(out)
+    studies = [study for setting in settings if (study := records.study(setting.key)) and study.runs]
+    records.close()
+    best = {study.setting.key for study in best_studies(studies, EXPERIMENTS[name].part_of)}
+    return [setting for setting in settings if setting.key in best]
 
 
 def changed(settings: Sequence[Setting], given: Mapping[str, str]) -> list[Setting]:
@@ -165,19 +181,36 @@ def train_and_report(
     machine: Machine,
     launcher: Launcher,
     recording: Recording,
+    failed: Sequence[str] = (),
 ) -> None:
-    """Train settings with a number of runs each; then write the report and print what it says of ``shown``."""
+    """Train settings with a number of runs each; then write the report and print what it says of ``shown``.
+
+    ``failed`` names studies that failed before.
+    """
     from deepmemory.lab.training.distributed import is_first_process
 
-    failed = []
-    for settings, runs in groups:
-        seeds = range(seed, seed + runs)
-        failed += train_studies(settings, seeds=seeds, machine=machine, launcher=launcher, recording=recording)
+    failed = [*failed, *train_groups(groups, seed=seed, machine=machine, launcher=launcher, recording=recording)]
     if not is_first_process():
         return
     warn_of_divergence([setting for settings, _ in groups for setting in settings], recording.out)
     results.show_report(recording.out, tasks=shown, as_json=recording.json)
     tell_failed(failed)
+
+
+def train_groups(
+    groups: Sequence[tuple[Sequence[Setting], int]],
+    *,
+    seed: int,
+    machine: Machine,
+    launcher: Launcher,
+    recording: Recording,
+) -> list[str]:
+    """Train settings with a number of runs each; returns a line for each study that failed."""
+    failed = []
+    for settings, runs in groups:
+        seeds = range(seed, seed + runs)
+        failed += train_studies(settings, seeds=seeds, machine=machine, launcher=launcher, recording=recording)
+    return failed
 
 
 def train(

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -118,6 +119,19 @@ def test_one_rate_for_all_trains_each_model_once(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main()
     assert "error: mingru is a control for comparisons in the lab; it cannot be exported" in capsys.readouterr().err
+
+
+def test_rates_are_searched_with_few_runs_and_the_best_gets_all(tmp_path, monkeypatch):
+    few = replace(EXPERIMENTS["state-tracking"], search_runs=1)
+    monkeypatch.setitem(EXPERIMENTS, "state-tracking", few)
+    chosen = ["--parts", "parity", "--kinds", "gru", "--runs", 3]
+    changes = [f"--set={change}" for change in TINY["state-tracking"]]
+    result = invoke("beyond", "state-tracking", *changes, *chosen, "--device", "cpu", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    studies = {study.setting.lr: study for study in Records(tmp_path).studies()}
+    assert set(studies) == set(beyond.state_tracking.RATES)
+    best = min(studies.values(), key=lambda study: min(study.runs[0].curves["valid_loss"]))
+    assert {lr: len(study.runs) for lr, study in studies.items()} == dict.fromkeys(studies, 1) | {best.setting.lr: 3}
 
 
 @pytest.mark.parametrize("arguments", ["beyond long-adding --kinds gru", "paper adding --cells gru"])

@@ -14,6 +14,7 @@ import torch
 from deepmemory.lab.beyond import EXPERIMENTS, Experiment, experiment_of
 from deepmemory.lab.beyond.depth import WORDS
 from deepmemory.lab.beyond.models import DEEP, kind_of
+from deepmemory.lab.beyond.rates import best_studies
 from deepmemory.lab.paper import Spread, depth_of
 from deepmemory.lab.records import DIVERGED, Run, Study
 from deepmemory.lab.report import words
@@ -124,10 +125,9 @@ class BeyondResults:
     @cached_property
     def shown(self) -> list[Outcome]:
         """Each model at its best rate on validation: the experiment's studies or, if there are none, changed ones."""
-        models: dict[tuple[str, str, int | None], list[Outcome]] = {}
-        for one in self.outcomes or self.changed:
-            models.setdefault((one.part, one.kind, one.depth), []).append(one)
-        return [min(of_model, key=mean_loss) for of_model in models.values()]
+        outcomes = {one.setting.key: one for one in self.outcomes or self.changed}
+        best = best_studies((one.study for one in outcomes.values()), self.experiment.part_of)
+        return [outcomes[study.setting.key] for study in best]
 
     @property
     def rest(self) -> list[Outcome]:
@@ -174,12 +174,6 @@ def beyond_results(studies: Sequence[Study]) -> list[BeyondResults]:
 def over_runs(values: list[float]) -> Spread | None:
     """Best, mean and deviation; None of nothing."""
     return spread(values, min(range(len(values)), key=lambda place: values[place])) if values else None
-
-
-def mean_loss(outcome: Outcome) -> float:
-    """The mean over the runs of the lowest validation loss; inf where there is none."""
-    mean = mean_of(outcome.valid())
-    return math.inf if mean is None else mean
 
 
 def mean_of(of: Spread | None) -> float | None:

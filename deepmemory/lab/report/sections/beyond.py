@@ -39,7 +39,7 @@ def what_was_run(results: BeyondResults, text: str) -> Text:
     if not results.outcomes:
         return Text(f"{text} No study here has the settings of the experiment unchanged: read the numbers as a trial.")
     wanted, trained = len({one.key for one in results.experiment.settings()}), len(results.outcomes)
-    runs, all_runs = min(len(one.study.runs) for one in results.outcomes), results.experiment.runs
+    runs, all_runs = min(len(one.study.runs) for one in results.shown), results.experiment.runs
     notes = [f"{trained} of {wanted} studies"] if trained < wanted else []
     notes += [f"at least {runs} of {all_runs} runs of each"] if runs < all_runs else []
     return Text(words.joined(text, f"So far there are {', '.join(notes)}." if notes else "", by=" "))
@@ -66,8 +66,8 @@ def state_tracking_blocks(results: BeyondResults) -> list[Block]:
         f"training have T = {lengths} steps. Accuracies are shares of all positions, for new sequences of T, 8 T and "
         "64 T steps, as mean and standard deviation over the runs, each with the weights that had the lowest "
         f"validation loss at T steps; “{SOLVED:.0%}” counts runs with at least that accuracy. Every model was trained "
-        "with the same learning rates; the one with the lowest mean validation loss is shown. The minGRU is a linear "
-        "recurrence."
+        f"with the same learning rates, {results.experiment.search_runs} runs each; the one with the lowest mean "
+        "validation loss was trained with all runs and is shown. The minGRU is a linear recurrence."
     )
     caption = (
         f"State tracking: share of runs that have had an accuracy of {SOLVED:.0%} on validation sequences 8 times as "
@@ -83,8 +83,9 @@ def long_adding_blocks(results: BeyondResults) -> list[Block]:
         "The Adding problem of the paper at lengths of thousands of steps; every cell begins with gates that keep the "
         "state for about as long. Always giving the mean has a loss of about 0.04. Losses of targets that are the sum "
         "itself, as in other papers, are four times those here: the 2.4e-5 of LEM at 10,000 steps (arXiv:2110.04744, "
-        "128 units, 30,000 optimiser steps of 50 sequences) would be 6e-6. Every model was trained with the same "
-        "learning rates; the one with the lowest mean validation loss is shown."
+        "128 units, 30,000 optimiser steps of 50 sequences) would be 6e-6. Here a run has 2,500 steps of 50 sequences. "
+        "Learning rates were searched at the shortest length, the same ones for every model; the one with the lowest "
+        "mean validation loss is shown, and used at the other lengths."
     )
     caption = "Long memory: test loss of the Adding problem by length, mean and range of the runs."
     image = Image("beyond-long-adding", caption, partial(beyond_figures.draw_long_adding, results))
