@@ -35,9 +35,10 @@ TRAINING: dict[str, Any] = {
 
 
 @cache
-def setting(kind: str, depth: int = 1, length: int = LENGTHS[0], lr: float = RATES[0]) -> Setting:
-    """A model of a kind and depth at one length, with the experiment's number of weights."""
-    how = {"min_length": length, "max_length": length, "lr": lr, **TRAINING, **start(kind, length)}
+def setting(kind: str, depth: int = 1, length: int = LENGTHS[0]) -> Setting:
+    """A model of a kind and depth at one length, with the experiment's number of weights and the model's best rate."""
+    rate = BEST_RATES.get((kind, depth), USUAL_RATE)
+    how = {"min_length": length, "max_length": length, "lr": rate, **TRAINING, **start(kind, length)}
     return nearest(lambda width: of_width("adding", kind, depth, width, **how), WEIGHTS)
 
 
@@ -55,12 +56,7 @@ def start(kind: str, length: int) -> dict[str, Any]:
 def settings() -> list[Setting]:
     """Every model at every length; at the shortest one with every rate."""
     shortest = [replace(setting(kind, depth), lr=lr) for kind, depth in MODELS for lr in RATES]
-    longer = [
-        replace(setting(*model, length=length), lr=BEST_RATES.get(model, USUAL_RATE))
-        for length in LENGTHS[1:]
-        for model in MODELS
-    ]
-    return [*shortest, *longer]
+    return [*shortest, *(setting(kind, depth, length) for length in LENGTHS[1:] for kind, depth in MODELS)]
 
 
 def sample() -> list[Setting]:
