@@ -150,8 +150,9 @@ def _states_before(rec: Recurrence, h0: Tensor, sequences: Sequences, y: Tensor)
     lengths, resets, mask, _ = sequences
     before = y[:, 1:] if rec.reverse else y[:, :-1]  # past its end a sequence's y is zero and adds nothing
     if resets is not None:
-        h0 = h0.masked_fill(_first_visited(resets[..., None], rec.reverse, lengths), 0)
-        before = before.masked_fill((resets[:, :-1] if rec.reverse else resets[:, 1:])[..., None], 0)
+        # Each in one pass; masked_fill would copy first.
+        h0 = torch.where(_first_visited(resets[..., None], rec.reverse, lengths), 0, h0)
+        before = torch.where((resets[:, :-1] if rec.reverse else resets[:, 1:])[..., None], 0, before)
     return (h0, before) if mask is None else (h0 * mask, before * mask[:, None])
 
 

@@ -109,6 +109,8 @@ def resets_of_sweep(resets: Tensor, lengths: Tensor | None, reverse: bool) -> Te
     A sequence that begins at step t is cut between t - 1 and t: read backwards, the state is zero before step t - 1. In
     the padding nothing begins.
     """
+    if lengths is None and not reverse:
+        return resets.clone()
     steps = resets.shape[0]
     begins = torch.arange(steps, device=resets.device)[:, None]
     if reverse:

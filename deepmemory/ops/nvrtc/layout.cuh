@@ -78,7 +78,7 @@ struct Arguments {               // every field has 8 bytes: the host sends a ro
     const Value* h0;               // [R, B, D]
     const Value* c0;
     const int64* lengths;          // [R, B] or null
-    const bool* resets;            // [R, T, B] or null: whether the state is zero before a step
+    const unsigned char* resets;   // [R, T, B] or null: whether the state is zero before a step
     const Value* state_mask;       // [R, B, D] or null
     const Value* hidden_mask;      // [R, B, HIDDEN] or null
     Value* y;                      // [R, T, B, D]

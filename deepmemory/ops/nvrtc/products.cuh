@@ -17,7 +17,7 @@ struct Products {          // as Arguments, a row of int64
     const Value* y;        // [R, T, B, D]
     const Value* trace;    // [R, T, B, TRACE]
     const int64* lengths;  // [R, B] or null
-    const bool* resets;    // [R, T, B] or null
+    const unsigned char* resets;  // [R, T, B] or null
     const Value* state_mask;  // [R, B, D] or null
     float* out;            // [pieces, total]
     int64 x_run, x_step, x_row;
@@ -50,6 +50,7 @@ struct ProductTile {
     int64 step, row;
     int next, end, t, b;            // the row that comes next, also as a time and a sequence
     float next_left[FETCHED], next_right[FETCHED];
+    unsigned char next_cut[FETCHED];  // whether the state was lost: looked at when it has come, like the rest
 
     DEVICE static const Term& term_of(const Products& p, int tile) {
         int k = 0;
@@ -93,7 +94,6 @@ struct ProductTile {
                 if (t >= until) return 0.f;  // what stands in the padding of x, NaN included, must not get into a sum
             } else {
                 const int before = p.reverse ? t + 1 : t - 1;
-                if (RESETS && p.resets[(int64(run) * p.steps + t) * batch + b]) return 0.f;
                 if (before < 0 || before >= until) return to_float(start[b * D]);
             }
         }
@@ -106,6 +106,7 @@ struct ProductTile {
         for (int k = 0; k < FETCHED; ++k) {
             next_left[k] = next < end && column < lefts ? to_float(*delta) : 0.f;
             next_right[k] = next < end && column < rights ? seen() : 0.f;
+            next_cut[k] = RESETS && next < end && term.source == OF_STATE ? p.resets[run * p.steps * batch + next] : 0;
             delta += ROW_STEP * DELTAS, next += ROW_STEP, b += ROW_STEP;
             while (b >= batch) b -= batch, ++t;
         }
@@ -128,7 +129,7 @@ struct ProductTile {
 #pragma unroll
             for (int k = 0; k < FETCHED; ++k) {
                 left[own + k * ROW_STEP * TILE_STRIDE] = next_left[k];
-                right[own + k * ROW_STEP * TILE_STRIDE] = next_right[k];
+                right[own + k * ROW_STEP * TILE_STRIDE] = RESETS && next_cut[k] ? 0.f : next_right[k];
             }
             block_barrier();
             fetch();

@@ -56,10 +56,14 @@ template <bool BACK> struct Sweep {
         return int64(plane) * WIDTH + (row * WIDTH + feature);
     }
     DEVICE int time(int s) const { return a.reverse ? steps - 1 - s : s; }
-    // Whether the state is zero before step s in the row of this lane; `in_lanes` then tells it of all rows.
-    DEVICE bool fetch_reset(int s) const {
-        const int row = thread_index() % 32;
-        return RESETS && row < rows && s >= begin && s < end && a.resets[at<1>(time(s), row, 0)];
+    // Whether the state is zero before step s in the row of this lane; `cut_rows`, which looks at it and waits for the
+    // memory, tells it of all rows. Beyond the steps or the batch, anything that is there will do.
+    DEVICE unsigned char fetch_reset(int s) const {
+        if (!RESETS) return 0;
+        return a.resets[at<1>(time(larger(0, smaller(s, steps - 1))), smaller(thread_index() % 32, rows - 1), 0)];
+    }
+    DEVICE unsigned cut_rows(unsigned char reset, int s) const {  // bit k is row k's
+        return RESETS && s < end ? in_lanes(reset != 0) : 0;
     }
     DEVICE float state_mask(int any_row, int feature) const {
         return STATE_MASK ? to_float(a.state_mask[sequence(smaller(any_row, rows - 1)) * D + feature]) : 1.f;
@@ -108,7 +112,7 @@ struct Forward : Sweep<false> {
     float h[OWN], c[CELL == LSTM ? OWN : 1];
     float x[elements(features(0)) * gates(0)];  // of the step to come, fetched one step early
     float mask[STATE_MASK ? OWN : 1];
-    bool reset;  // of the row of this lane before the step to come, fetched one step early
+    unsigned next_cut;  // rows whose state is lost after the step's last layer
     float skip[RESIDUAL ? elements(features(0)) : 1];  // the hidden layer before, which the next one adds to
 
     static constexpr int traced(int stage) {  // numbers of an element for the way back
@@ -134,9 +138,15 @@ struct Forward : Sweep<false> {
                 const int64 row = sequence(smaller(any_row, rows - 1));
                 hidden_mask[e] = to_float(a.hidden_mask[row * HIDDEN + widths_before(STAGE) + k * F + feature]);
             });
+        const int layer = layers_before(STAGE) + k;
+        // The layer before a step's last one finds out whether the state is lost before step `next`. It fetches that while
+        // it has to wait anyway: blocks of a cluster for one another, a single block for its product.
+        const bool last_follows = (layer + 1) % LAYERS == LAYERS - 1;
+        const int next = layer + 1 < LAYERS ? s + 1 : s + 2;
+        unsigned char reset = 0;
+        if (last_follows && CLUSTER == 1) reset = fetch_reset(next);
         multiply<STAGE>(k);
-        unsigned cut = 0;  // rows whose state is lost after this layer
-        if (RESETS && STAGE == STAGES - 1 && k == layers_of<STAGE> - 1) cut = in_lanes(reset), reset = fetch_reset(s + 2);
+        const unsigned cut = layer == LAYERS - 1 ? next_cut : 0;  // rows whose state is lost after this layer
         for_own<F>([&](int e, int row, int feature) {
             const bool real = t < until[row];
             float before[G];  // what the gates see
@@ -163,11 +173,13 @@ struct Forward : Sweep<false> {
         });
         if constexpr (is_hidden(STAGE)) send<F, count>(saved);
         else send_state(cut);
+        if (last_follows && CLUSTER > 1) reset = fetch_reset(next);
         if (k + 1 < layers_of<STAGE>) fetch_weights<STAGE>(k + 1);
         else fetch_weights<(STAGE + 1) % STAGES>(0);
         // The other warps wait for what was sent: they get it before memory does. Blocks of a cluster wait longer.
         if (CLUSTER > 1) store<STAGE>(t, k, saved);
         all_sent<all_slices(F)>();
+        if (last_follows) next_cut = cut_rows(reset, next);
         if (CLUSTER == 1) store<STAGE>(t, k, saved);
         if constexpr (!is_hidden(STAGE)) forget(cut);
     }
@@ -239,8 +251,8 @@ struct Forward : Sweep<false> {
     }
 
     DEVICE void run_all() {
-        const unsigned cut = RESETS ? in_lanes(fetch_reset(begin)) : 0;
-        reset = fetch_reset(begin + 1);
+        const unsigned cut = cut_rows(fetch_reset(begin), begin);
+        if (LAYERS == 1) next_cut = cut_rows(fetch_reset(begin + 1), begin + 1);
         for_own<D>([&](int e, int row, int feature) {
             const bool there = in_batch(row);
             h[e] = there ? to_float(a.h0[sequence(row) * D + feature]) : 0.f;
@@ -268,8 +280,8 @@ struct Backward : Sweep<true> {
     float grad[OWN], h_before[OWN], values[OWN * VALUES];
     const Value* grad_y[OWN];  // of time 0
     float mask[STATE_MASK ? OWN : 1];
-    bool reset;    // of the row of this lane before the step to come, fetched one step early
-    unsigned cut;  // rows whose state was lost before this step
+    unsigned char reset;  // of the row of this lane before the step to come
+    unsigned cut;         // rows whose state was lost before this step
     float of_hidden[RESIDUAL ? elements(features(0)) : 1];  // the gradient of a hidden layer, which the one below adds to
     // Of this step: hidden activations or slopes of a dmu, inner values of an rhn. Those of a stage's last layer are
     // fetched when the step starts, those of the layers before it one layer early.
@@ -480,7 +492,7 @@ struct Backward : Sweep<true> {
         });
         fetch(end - 1);
         for (int s = end - 1; s >= begin; --s) {
-            cut = RESETS ? in_lanes(reset) : 0;
+            cut = cut_rows(reset, s);
             state_stages<LAST>(s, time(s));
             for_own<D>([&](int e, int row, int) {
                 if (RESETS && cut >> row & 1) dh[e] = 0.f, dc[CELL == LSTM ? e : 0] = 0.f;
