@@ -155,7 +155,7 @@ struct Forward : Sweep<false> {
                 before[g] = total<STAGE>(row, g * own + feature - rank * own);
                 if (STAGE == 0 && CELL != GRU) before[g] += x[e * G + g];
             }
-            if constexpr (STAGE == 0 && CELL != GRU) fetch(s + 1, e, row, feature);
+            if constexpr (STAGE == 0 && CLUSTER == 1 && CELL != GRU) fetch(s + 1, e, row, feature);
             float* keep = saved + e * count;
             if constexpr (is_hidden(STAGE)) {
                 keep[0] = activate(before[0]);
@@ -169,10 +169,13 @@ struct Forward : Sweep<false> {
                 const float next = update(e, real, before, keep);
                 h[e] = real ? next : h[e];
             }
-            if constexpr (STAGE == 0 && CELL == GRU) fetch(s + 1, e, row, feature);
+            if constexpr (STAGE == 0 && CLUSTER == 1 && CELL == GRU) fetch(s + 1, e, row, feature);
         });
         if constexpr (is_hidden(STAGE)) send<F, count>(saved);
         else send_state(cut);
+        // Not earlier: registers are short, and what is put on the stack has to have come.
+        if constexpr (STAGE == 0 && CLUSTER > 1)
+            for_own<F>([&](int e, int row, int feature) { fetch(s + 1, e, row, feature); });
         if (last_follows && CLUSTER > 1) reset = fetch_reset(next);
         if (k + 1 < layers_of<STAGE>) fetch_weights<STAGE>(k + 1);
         else fetch_weights<(STAGE + 1) % STAGES>(0);
