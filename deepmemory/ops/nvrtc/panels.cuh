@@ -292,7 +292,7 @@ template <int STAGE, bool BACK> struct Panel {
 #pragma unroll
         for (int i = 0; i < S::items_per_warp; ++i) {
             const int item = thread_index() / 32 + i * WARPS;
-            if (item >= S::items) break;
+            if (S::items % WARPS && item >= S::items) break;
 #pragma unroll
             for (int q = 0; q < S::early; ++q)
                 fetch<rest>(early + (i * S::early + q) * J, layer * S::units_per_item + late + q, item);
@@ -303,7 +303,7 @@ template <int STAGE, bool BACK> struct Panel {
 #pragma unroll
         for (int i = 0; i < S::items_per_warp; ++i) {
             const int item = thread_index() / 32 + i * WARPS, slice = item / S::groups, group = item % S::groups;
-            if (item >= S::items) break;
+            if (S::items % WARPS && item >= S::items) break;
             float initial[J];
 #pragma unroll
             for (int j = 0; j < J; ++j) {

@@ -78,6 +78,19 @@ template <bool BACK> struct Sweep {
             if (i < ROWS * own && feature < F) visit(e, row, feature);
         }
     }
+    // The same to fetch what these elements need, always of rows of the batch. A single block has short steps and does it for
+    // elements that do not exist too, in the place of others: where a branch ends, what was fetched in it is waited for.
+    template <int F, class Visit> DEVICE void for_fetched(Visit visit) const {
+        if constexpr (CLUSTER > 1) {
+            for_own<F>([&](int e, int row, int feature) { visit(e, smaller(row, rows - 1), feature); });
+        } else {
+#pragma unroll
+            for (int e = 0; e < elements(F); ++e) {
+                const int i = thread_index() + e * THREADS;
+                visit(e, smaller(i / slice(F), rows - 1), smaller(i % slice(F), F - 1));
+            }
+        }
+    }
     // Gives every block of the cluster inputs of the next product: values[e * STEP] of each own element, `offset` further.
     template <int F, int STEP = 1> DEVICE void send(const float* values, int offset = 0) const {
         constexpr int own = slice(F);
@@ -121,12 +134,14 @@ struct Forward : Sweep<false> {
 
     DEVICE Forward(const Arguments& a) : Sweep(a) {}
 
-    // Beyond the last step or the batch, anything that is there will do.
-    DEVICE void fetch(int s, int e, int any_row, int feature) {
-        const int t = time(smaller(s, steps - 1)), row = smaller(any_row, rows - 1);
-        const Value* from = a.projected + at<gates(0) * features(0)>(t, row, feature);
+    // Beyond the last step, anything that is there will do.
+    DEVICE void fetch(int s) {
+        const int t = time(smaller(s, steps - 1));
+        for_fetched<features(0)>([&](int e, int row, int feature) {
+            const Value* from = a.projected + at<gates(0) * features(0)>(t, row, feature);
 #pragma unroll
-        for (int g = 0; g < gates(0); ++g) x[e * gates(0) + g] = to_float(from[g * features(0)]);
+            for (int g = 0; g < gates(0); ++g) x[e * gates(0) + g] = to_float(from[g * features(0)]);
+        });
     }
 
     template <int STAGE> DEVICE void layer(int s, int t, int k) {  // layer k of a stage
@@ -155,7 +170,6 @@ struct Forward : Sweep<false> {
                 before[g] = total<STAGE>(row, g * own + feature - rank * own);
                 if (STAGE == 0 && CELL != GRU) before[g] += x[e * G + g];
             }
-            if constexpr (STAGE == 0 && CLUSTER == 1 && CELL != GRU) fetch(s + 1, e, row, feature);
             float* keep = saved + e * count;
             if constexpr (is_hidden(STAGE)) {
                 keep[0] = activate(before[0]);
@@ -169,13 +183,11 @@ struct Forward : Sweep<false> {
                 const float next = update(e, real, before, keep);
                 h[e] = real ? next : h[e];
             }
-            if constexpr (STAGE == 0 && CLUSTER == 1 && CELL == GRU) fetch(s + 1, e, row, feature);
         });
         if constexpr (is_hidden(STAGE)) send<F, count>(saved);
         else send_state(cut);
         // Not earlier: registers are short, and what is put on the stack has to have come.
-        if constexpr (STAGE == 0 && CLUSTER > 1)
-            for_own<F>([&](int e, int row, int feature) { fetch(s + 1, e, row, feature); });
+        if constexpr (STAGE == 0) fetch(s + 1);
         if (last_follows && CLUSTER > 1) reset = fetch_reset(next);
         if (k + 1 < layers_of<STAGE>) fetch_weights<STAGE>(k + 1);
         else fetch_weights<(STAGE + 1) % STAGES>(0);
@@ -265,7 +277,7 @@ struct Forward : Sweep<false> {
         forget(cut);
         send_state(cut);
         fetch_weights<0>(0);
-        for_own<features(0)>([&](int e, int row, int feature) { fetch(begin, e, row, feature); });
+        fetch(begin);
         all_sent<all_slices(D)>();
         for (int s = begin; s < end; ++s) stages<0>(s, time(s));
         for_own<D>([&](int e, int row, int feature) {
@@ -286,8 +298,9 @@ struct Backward : Sweep<true> {
     unsigned char reset;  // of the row of this lane before the step to come
     unsigned cut;         // rows whose state was lost before this step
     float of_hidden[RESIDUAL ? elements(features(0)) : 1];  // the gradient of a hidden layer, which the one below adds to
-    // Of this step: hidden activations or slopes of a dmu, inner values of an rhn. Those of a stage's last layer are
-    // fetched when the step starts, those of the layers before it one layer early.
+    // Hidden activations or slopes of a dmu, inner values of an rhn. The layers of a stage share a place; when one has used it,
+    // those of the layer before it are fetched. Those of a stage's last layer are fetched when the step starts or, in a single
+    // block, whose steps are short, one step early.
     static constexpr int LAST = STAGES - 1, INNER = CELL == DMU ? 1 : CELL == RHN ? 3 : 0;
     float inner[larger(1, INNER * elements_before(STAGES))];
 
@@ -304,8 +317,7 @@ struct Backward : Sweep<true> {
     DEVICE void fetch(int next) {
         const int s = larger(next, 0), t = time(s);
         reset = fetch_reset(next);
-        for_own<D>([&](int e, int any_row, int feature) {
-            const int row = smaller(any_row, rows - 1);
+        for_fetched<D>([&](int e, int row, int feature) {
             if (a.grad_y) grad[e] = to_float(grad_y[e][t * a.grad_y_step]);
             if (CELL != RHN || LAYERS == 1) h_before[e] = state_before<D>(a.h0, a.y, s, row, feature);
             const Value* step = a.trace + at<TRACE>(t, row, feature);
@@ -325,10 +337,9 @@ struct Backward : Sweep<true> {
         });
     }
 
-    template <int STAGE> DEVICE void fetch_inner(int s, int t, int k) {
-        const int layer = layers_before(STAGE) + k;
-        for_own<features(STAGE)>([&](int e, int any_row, int feature) {
-            const int row = smaller(any_row, rows - 1);
+    template <int STAGE> DEVICE void fetch_inner(int any_s, int k) {
+        const int s = larger(any_s, 0), t = time(s), layer = layers_before(STAGE) + k;
+        for_fetched<features(STAGE)>([&](int e, int row, int feature) {
             const Value* step = a.trace + at<TRACE>(t, row, feature);
             float* v = inner + INNER * (elements_before(STAGE) + e);
             if constexpr (CELL == DMU) {
@@ -340,10 +351,16 @@ struct Backward : Sweep<true> {
             }
         });
     }
-    template <int STAGE> DEVICE void fetch_last_layers(int s, int t) {
-        if constexpr (STAGE >= 0) {
-            fetch_inner<STAGE>(s, t, layers_of<STAGE> - 1);
-            fetch_last_layers<STAGE - 1>(s, t);
+    // The first layer of a stage, going back, that has its values in `inner`; those of the uppermost one are in `values`.
+    template <int STAGE> static constexpr int first_inner = layers_of<STAGE> - (STAGE == LAST ? 2 : 1);
+    template <int STAGE> DEVICE void fetch_next_inner(int s, int k) {  // after layer k of step s
+        if (layers_of<STAGE> > 1 && k > 0) fetch_inner<STAGE>(s, k - 1);
+        else if (CLUSTER == 1) fetch_inner<STAGE>(s - 1, first_inner<STAGE>);
+    }
+    template <int STAGE = 0> DEVICE void fetch_first_inner(int s) {
+        if constexpr (INNER > 0 && STAGE < STAGES) {
+            if constexpr (first_inner<STAGE> >= 0) fetch_inner<STAGE>(s, first_inner<STAGE>);
+            fetch_first_inner<STAGE + 1>(s);
         }
     }
 
@@ -384,10 +401,7 @@ struct Backward : Sweep<true> {
     template <int STAGE> DEVICE void state_layer(int s, int t, int k) {
         constexpr int G = gates(STAGE);
         const bool top = STAGE == LAST && k == layers_of<STAGE> - 1;
-        if (top) {  // `values` have the uppermost layer, `inner` those below
-            if constexpr (layers_of<LAST> > 1) fetch_inner<LAST>(s, t, layers_of<LAST> - 2);
-            if constexpr (INNER > 0) fetch_last_layers<LAST - 1>(s, t);
-        }
+        if (top && CLUSTER > 1) fetch_first_inner(s);
         float carry[OWN], deltas[OWN * 4];
         for_own<D>([&](int e, int row, int feature) {
             const bool real = t < until[row];
@@ -431,7 +445,7 @@ struct Backward : Sweep<true> {
             for_own<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<0>(e, row, feature); });
         } else {
             if (top) fetch(s - 1);
-            else if (layers_of<STAGE> > 1 && k > 0) fetch_inner<STAGE>(s, t, k - 1);
+            else if constexpr (CELL == RHN) fetch_next_inner<STAGE>(s, k);
             multiply<STAGE>(k);
             for_own<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<STAGE>(e, row, feature); });
         }
@@ -463,7 +477,7 @@ struct Backward : Sweep<true> {
         });
         send<F>(delta);
         fetch_weights<STAGE>(k);
-        if (layers_of<STAGE> > 1 && k > 0) fetch_inner<STAGE>(s, t, k - 1);
+        fetch_next_inner<STAGE>(s, k);
         const auto store = [&] {
             for_own<F>([&](int e, int row, int feature) {
                 if (in_batch(row)) put(a.deltas + at<DELTAS>(t, row, outputs_before(STAGE) + k * F + feature), delta[e]);
@@ -487,13 +501,15 @@ struct Backward : Sweep<true> {
         for_own<D>([&](int e, int row, int feature) {
             const bool there = in_batch(row);
             dh[e] = there && a.h_n ? to_float(a.h_n[sequence(row) * D + feature]) : 0.f;
-            grad[e] = 0.f;
-            grad_y[e] = a.grad_y + run * a.grad_y_run + (first + smaller(row, rows - 1)) * a.grad_y_row +
-                        feature * a.grad_y_feature;
             if (CELL == LSTM) dc[e] = there && a.c_n ? to_float(a.c_n[sequence(row) * D + feature]) : 0.f;
             if constexpr (STATE_MASK) mask[e] = state_mask(row, feature);
         });
+        for_fetched<D>([&](int e, int row, int feature) {
+            grad[e] = 0.f;
+            grad_y[e] = a.grad_y + run * a.grad_y_run + (first + row) * a.grad_y_row + feature * a.grad_y_feature;
+        });
         fetch(end - 1);
+        if (CLUSTER == 1) fetch_first_inner(end - 1);
         for (int s = end - 1; s >= begin; --s) {
             cut = cut_rows(reset, s);
             state_stages<LAST>(s, time(s));
