@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from deepmemory.nn.dmu import DMU, DMUCell
 
@@ -71,9 +71,14 @@ def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
     >>> schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=0.1, total_steps=100)
 
     Args:
-        optimiser: Any torch optimiser over parameters of the model.
+        optimiser: Any torch optimiser over parameters of the model, except LBFGS, which has one rate for all.
         model: Any module; it may be, contain or share DMUs.
     """
+    if isinstance(optimiser, LBFGS):
+        raise ValueError(
+            "divide_rates: LBFGS has one rate for all parameters, which cannot be divided; use it without the rule, "
+            'as in LBFGS(model.parameters(), line_search_fn="strong_wolfe"), or choose another optimiser'
+        )
     if any(DIVISOR in group for group in optimiser.param_groups):
         raise ValueError(
             "divide_rates: the rates of this optimiser are divided already, by parameter_groups or divide_rates; "

@@ -179,6 +179,66 @@ def test_divided_rates_survive_schedules(schedule):
             scheduler.step()
 
 
+OPTIMISERS = [
+    "SGD",
+    "ASGD",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "Adadelta",
+    "Adagrad",
+    "RMSprop",
+    "Rprop",
+    "Adafactor",
+]
+
+
+@pytest.mark.parametrize("way", ["parameter_groups", "divide_rates"])
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_the_first_step_of_every_optimiser_is_divided(name, way):
+    """From equal gradients a DMU moves by 1 / 2n of what the rest moves; later steps depend on what came before."""
+    model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)}).double()
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)  # no weight decay
+        parameter.grad = torch.ones_like(parameter)
+    kind = getattr(torch.optim, name)
+    if way == "parameter_groups":
+        optimiser = kind(dm.parameter_groups(model, lr=0.2))
+    else:
+        optimiser = dm.divide_rates(kind(model.parameters(), lr=0.2), model)
+    optimiser.step()
+    (whole,) = model["out"].bias.tolist()
+    assert whole < 0
+    for parameter in model["rnn"].parameters():
+        torch.testing.assert_close(parameter, torch.full_like(parameter, whole / 4))
+
+
+@pytest.mark.parametrize(
+    "model", [dm.DMU(3, 4), nn.Sequential(dm.DMUCell(3, 4), nn.Linear(4, 1))], ids=["DMU", "mixed"]
+)
+def test_lbfgs_is_told_to_do_without_the_rule(model):
+    with pytest.raises(ValueError, match=r"LBFGS has one rate for all parameters.* use it without the rule"):
+        dm.divide_rates(torch.optim.LBFGS(model.parameters()), model)
+
+
+def test_lbfgs_trains_a_dmu_without_the_rule():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
+    optimiser = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+    x, y = torch.randn(5, 8, 3), torch.randn(8, 1)
+
+    def loss():
+        optimiser.zero_grad()
+        value = (model["out"](model["rnn"](x)[0][-1]) - y).square().mean()
+        value.backward()
+        return value
+
+    before = optimiser.step(loss)
+    assert loss() < 0.1 * before
+
+
 def test_divided_rates_resume_from_a_state():
     model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
     optimiser = dm.divide_rates(torch.optim.Adam(model.parameters(), lr=0.2), model)
