@@ -1,16 +1,17 @@
-"""The hidden size at which two layers have equally many weights."""
+"""The hidden size at which two layers, or two models, have equally many weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 SHARED = ("input_size", "num_layers", "bias", "bidirectional")  # arguments that a layer takes over from another
 
 
-def matched_hidden_size(layer: Callable[..., nn.Module], like: nn.Module, **options: Any) -> int:
+def matched_hidden_size(layer: Callable[..., nn.Module], like: nn.Module | Sequence[nn.Module], **options: Any) -> int:
     """The hidden size at which a layer comes closest to another one's number of weights.
 
     Layers of equal size differ in weights: a GRU has three matrices for each state, an LSTM four, a DMU as many as its
@@ -23,25 +24,54 @@ def matched_hidden_size(layer: Callable[..., nn.Module], like: nn.Module, **opti
     >>> size, *(sum(weight.numel() for weight in layer.parameters()) for layer in (gru, dmu))
     (74, 39552, 39516)
 
+    Several layers, such as an encoder and a decoder, can share one size. All weights together are matched:
+
+    >>> dm.matched_hidden_size(dm.DMU, [torch.nn.GRU(10, 64), torch.nn.GRU(24, 64)])
+    70
+
+    Where other sizes grow with the hidden size, as in stacked cells or an output layer, give a function that builds
+    the model from its hidden size:
+
+    >>> old = torch.nn.ModuleList([torch.nn.GRUCell(10, 64), torch.nn.GRUCell(64, 64), torch.nn.Linear(64, 50)])
+    >>> def model(size):
+    ...     return torch.nn.ModuleList([dm.DMUCell(10, size), dm.DMUCell(size, size), torch.nn.Linear(size, 50)])
+    >>> dm.matched_hidden_size(model, old)
+    74
+
     Args:
-        layer: Class of a recurrent layer or cell, of this library or of ``torch.nn``.
-        like: The layer or cell to be matched. Its input size, number of layers, bias and directions are used.
+        layer: Class of a recurrent layer or cell, of this library or of ``torch.nn``; or a function that makes a module
+            of any kind from a hidden size. Its modules are made without memory, on torch's device ``meta``.
+        like: The layer or cell to be matched, or several. With a class, the input size, number of layers, bias and
+            directions of each are used; with a function, it can be any module.
         options: Further arguments of ``layer``, such as ``transition=[64, 64]``; they come before those of ``like``.
     """
-    if not isinstance(like, nn.Module) or not hasattr(like, "input_size"):
+    models: list[Any] = list(like) if isinstance(like, nn.ModuleList | list | tuple) else [like]
+    whole = not isinstance(layer, type)
+    if not models or not all(isinstance(one, nn.Module) and (whole or hasattr(one, "input_size")) for one in models):
+        given = ", ".join(type(one).__name__ for one in models) or "none"
         raise TypeError(
-            "matched_hidden_size: like should be a recurrent layer, as in "
-            f"matched_hidden_size(dm.DMU, nn.GRU(10, 64)), got: {type(like).__name__}"
+            f"matched_hidden_size: like should be a recurrent layer or several, got: {given}; call it as in "
+            "matched_hidden_size(dm.DMU, nn.GRU(10, 64)), or give a function that makes a model from a hidden size"
         )
-    shared = {name: getattr(like, name) for name in SHARED if hasattr(like, name)}
-    arguments = {**shared, **options, "device": "meta"}  # no memory, however large the layer is
-    input_size, wanted = arguments.pop("input_size"), weight_count(like)
+    wanted = sum(map(weight_count, models))
 
     def count(size: int) -> int:
-        return weight_count(layer(input_size, size, **arguments))
+        with torch.device("meta"):  # no memory, however large the layer is
+            if whole:
+                return weight_count(layer(size, **options))
+            return sum(weight_count(made_like(one, size)) for one in models)
+
+    def made_like(one: nn.Module, size: int) -> nn.Module:
+        arguments = {name: getattr(one, name) for name in SHARED if hasattr(one, name)} | options
+        return layer(arguments.pop("input_size"), size, **arguments)
 
     low, high = 1, 2
     while count(high) < wanted:
+        if count(high) <= count(low):
+            raise ValueError(
+                f"matched_hidden_size: size {high} has no more weights than size {low}: {count(high)}; "
+                "the function should make a module whose weights grow with the size"
+            )
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2

@@ -59,6 +59,50 @@ def test_no_random_number_is_drawn():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_size_in_the_place_of_a_layer_is_an_error():
-    with pytest.raises(TypeError, match=r"like should be a recurrent layer.* got: int"):
-        dm.matched_hidden_size(dm.DMU, 64)
+@pytest.mark.parametrize(
+    ("like", "given"), [(64, "int"), ([], "none"), ([nn.GRU(2, 3), nn.Linear(2, 3)], "GRU, Linear")], ids=str
+)
+def test_what_is_no_layer_is_an_error(like, given):
+    with pytest.raises(TypeError, match=rf"like should be a recurrent layer or several, got: {given}; .*function"):
+        dm.matched_hidden_size(dm.DMU, like)
+
+
+def test_several_layers_share_one_size():
+    encoder, decoder = nn.GRU(10, 64, 2, bidirectional=True), nn.GRU(24, 64, bias=False)
+
+    def distance(size: int) -> int:
+        made = count(dm.DMU(10, size, 2, bidirectional=True)) + count(dm.DMU(24, size, bias=False))
+        return abs(made - count(encoder) - count(decoder))
+
+    size = dm.matched_hidden_size(dm.DMU, [encoder, decoder])
+    assert distance(size) == min(distance(near) for near in range(size - 2, size + 3))
+    assert size == dm.matched_hidden_size(dm.DMU, nn.ModuleList([encoder, decoder]))
+    assert dm.matched_hidden_size(dm.DMU, [encoder]) == dm.matched_hidden_size(dm.DMU, encoder)
+
+
+class Tagger(nn.Module):
+    """Stacked cells, whose input is the state below, and an output layer: all grow with the size."""
+
+    def __init__(self, cell: type[nn.Module], size: int, words: int = 500):
+        super().__init__()
+        self.input_size = 10
+        self.cells = nn.ModuleList([cell(10, size), cell(size, size)])
+        self.out = nn.Linear(size, words)
+
+
+def test_a_function_matches_whole_models():
+    old = Tagger(nn.GRUCell, 64)
+    size = dm.matched_hidden_size(lambda size: Tagger(dm.DMUCell, size), old)
+
+    def distance(size: int) -> int:
+        return abs(count(Tagger(dm.DMUCell, size)) - count(old))
+
+    assert distance(size) == min(distance(near) for near in range(size - 2, size + 3))
+    of_layers = dm.matched_hidden_size(dm.DMUCell, old.cells)
+    assert of_layers != size
+    assert dm.matched_hidden_size(lambda size, words: Tagger(nn.GRUCell, size, words), old, words=500) == 64
+
+
+def test_a_function_that_ignores_the_size_is_an_error():
+    with pytest.raises(ValueError, match="size 2 has no more weights than size 1"):
+        dm.matched_hidden_size(lambda size: nn.Linear(2, 2), nn.GRU(10, 64))
