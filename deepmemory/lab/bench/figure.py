@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from deepmemory.lab.bench.shapes import GROWTH
-from deepmemory.lab.bench.speed import noisy
 from deepmemory.lab.bench.tables import chosen, median, times
 
 LOOKS = {  # line and colour of a curve, by how its name begins
@@ -48,8 +47,7 @@ def draw_ratios(axis: Any, result: dict[str, Any]) -> None:
         for rows in table.values():
             base = rows.get("nn.GRU, equal weights")
             row = chosen(rows) if label == "dm.DMU" else rows.get(f"{label}, equal weights")
-            known = row and base and not noisy(row, way) and not noisy(base, way)
-            ratios.append((median(row, way) or 0) / (median(base, way) or 1) if known else math.nan)
+            ratios.append((median(row, way) or math.nan) / (median(base, way) or math.nan))
         places = [place + 0.4 * offset - 0.2 for place in range(len(table))]
         axis.barh(places, ratios, 0.38, label=label, color=("#999999", "#0072B2")[offset])
     axis.axvline(1, color="black", linewidth=1)
@@ -65,8 +63,8 @@ def draw_growth(axis: Any, result: dict[str, Any], size: str) -> None:
     curves: dict[str, list[tuple[int, float]]] = {}
     for row in result["growth"]:
         name, _, value = row["shape"]["name"].partition("=")
-        if name == size and "forward_backward" in row and not noisy(row, "forward_backward"):
-            curves.setdefault(row["contestant"], []).append((int(value), row["forward_backward"]["median_ms"]))
+        if name == size and (time := median(row, "forward_backward")):
+            curves.setdefault(row["contestant"], []).append((int(value), time))
     for name, points in sorted(curves.items()):
         style, color = next(look for start, look in LOOKS.items() if name.startswith(start))
         style = style if "recompute" not in name else "x"

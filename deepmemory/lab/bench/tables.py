@@ -39,23 +39,28 @@ def describe_shape(shape: dict[str, Any]) -> str:
 
 
 def median(row: Row | None, way: str) -> float | None:
-    """The median in milliseconds, where a time was taken in this way."""
-    return row[way]["median_ms"] if row and way in row else None
+    """The median in milliseconds, where a time was taken in this way and is not noisy."""
+    return row[way]["median_ms"] if row and way in row and not noisy(row, way) else None
 
 
 def cell(row: Row | None, way: str, bold: bool = False) -> str:
-    """A time as text: three digits, a question mark where it is noisy, a dash where there is none."""
+    """A time as text: three digits, ``noisy`` where it was refused, a dash where there is none."""
     value = median(row, way)
     if value is None:
-        return "-"
-    text = f"{value:.3g}" + ("?" if noisy(row, way) else "")
-    return f"**{text}**" if bold else text
+        return "noisy" if noisy(row, way) else "-"
+    return f"**{value:.3g}**" if bold else f"{value:.3g}"
 
 
 def ratio(row: Row | None, base: Row | None, way: str) -> str:
     """The ratio of two times as text; a dash where one is missing or noisy."""
     one, other = median(row, way), median(base, way)
-    return "-" if not one or not other or noisy(row, way) or noisy(base, way) else f"{one / other:.3g}"
+    return f"{one / other:.3g}" if one and other else "-"
+
+
+def fastest(rows: list[Row], way: str) -> Row | None:
+    """The row with the shortest time; a noisy one where there is one, as it might have been the fastest."""
+    unsure = next((row for row in rows if noisy(row, way)), None)
+    return unsure or min((row for row in rows if way in row), key=lambda row: row[way]["median_ms"], default=None)
 
 
 def markdown_table(header: list[str], lines: list[list[str]]) -> str:
@@ -66,11 +71,8 @@ def markdown_table(header: list[str], lines: list[list[str]]) -> str:
 def speed_table(result: dict[str, Any]) -> str:
     """Forward + backward in milliseconds."""
     table = gpu_table(result) if "gpu" in result["machine"] else cpu_table(result)
-    return (
-        f"{table}\n\n? is a noisy time: see the results, and measure again on an idle machine"
-        if "?" in table
-        else table
-    )
+    note = "noisy: no number, as times varied or other processes ran; measure again on an idle machine"
+    return f"{table}\n\n{note}" if "noisy" in table else table
 
 
 def cpu_table(result: dict[str, Any]) -> str:
@@ -96,8 +98,7 @@ def gpu_table(result: dict[str, Any]) -> str:
         cells = [f"`{name}`: {describe_shape(shape)}"]
         for mode, way in [*((mode, "as_cuda_graph") for mode in PRECISIONS), ("float32", "forward_backward")]:
             rows = tables[mode].get(name, {})
-            peers = [row for peer in PEERS if (row := rows.get(peer)) and way in row]
-            fastest = min(peers, key=lambda row: row[way]["median_ms"], default=None)
-            cells.append(f"{cell(chosen(rows), way, bold=True)} / {cell(fastest, way)}")
+            peer = fastest([rows[name] for name in PEERS if name in rows], way)
+            cells.append(f"{cell(chosen(rows), way, bold=True)} / {cell(peer, way)}")
         lines.append(cells)
     return markdown_table(["shape", *("float32", "TF32", "bfloat16"), "float32, without a graph"], lines)

@@ -18,7 +18,7 @@ from deepmemory.lab.bench.contestants import Contestant
 SAMPLES = range(5, 201)
 SLOW = 5  # times the seconds asked for: after that, fewer samples must do
 SAMPLE_MS = 20  # calls in a row are one sample, up to this time or ten calls
-WIDEST_SPREAD = 0.5  # of the quartiles, relative to the median; times that spread more are noisy
+WIDEST_SPREAD = 0.5  # of the quartiles, relative to the median; times that spread more are refused
 MOST_PREEMPTIONS = 50  # per second of CPU time; an idle machine has a few, one with other work to do hundreds
 SHORTEST_USE = 0.05  # seconds of CPU time under which preemptions are not counted
 
@@ -63,10 +63,10 @@ def precision(name: str, device: str) -> Iterator[None]:
 
 
 def timings(call: Callable[[], object], device: str, seconds: float, limit: TimeLimit = NO_LIMIT) -> dict[str, Any]:
-    """Median and quartiles of one call in milliseconds, and why they are noisy where they are.
+    """Median and quartiles of one call in milliseconds, or why there are none: see :func:`summary`.
 
     A sample is as many calls in a row as fit into 20 ms, ten at most, as in a training loop: on a GPU the host
-    runs ahead, and only the end of the sample is waited for. A call that takes very long is timed once. The first
+    runs ahead, and only the end of the sample is waited for. A call that takes very long is timed twice. The first
     call, which may compile something, never counts.
     """
 
@@ -80,33 +80,33 @@ def timings(call: Callable[[], object], device: str, seconds: float, limit: Time
 
     def enough(count: int, elapsed: float) -> bool:
         if limit.passed or elapsed > SLOW * seconds:
-            return count >= 1
+            return count >= (1 if limit.passed else 2)
         return count >= SAMPLES[0] and (elapsed >= seconds or count >= SAMPLES[-1])
 
     sample(1)
     limit.check()
-    once = sample(1)
-    if once < 1e3 * seconds:
-        once = sample(1)
-    calls = max(1, min(10, int(SAMPLE_MS / max(once, 1e-6))))
-    samples: list[float] = []
-    preemptions, started = count_preemptions(), clock()
+    preemptions, once = count_preemptions(), sample(1)
+    if once >= 1e3 * seconds:  # as good a sample as any
+        calls, samples = 1, [once]
+    else:
+        calls, samples = max(1, min(10, int(SAMPLE_MS / max(sample(1), 1e-6)))), []
+    started = clock()
     while not enough(len(samples), clock() - started):
         samples.append(sample(calls))
     return summary(samples, preemptions())
 
 
 def summary(samples: list[float], preemptions: float) -> dict[str, Any]:
-    """Median and quartiles of some samples, and why they are noisy where they are."""
+    """Median and quartiles of some samples; where they are too noisy to say anything, the reason instead."""
     low, median, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else samples * 3
-    found: dict[str, Any] = {"median_ms": median, "quartile_1_ms": low, "quartile_3_ms": high, "samples": len(samples)}
+    spread, count = (high - low) / max(median, 1e-9), {"samples": len(samples)}
     if len(samples) == 1:
-        found["noisy"] = "timed once"
-    elif preemptions > MOST_PREEMPTIONS:
-        found["noisy"] = "other processes took the processor"
-    elif high - low > WIDEST_SPREAD * median:
-        found["noisy"] = "the times spread widely"
-    return found
+        return {"noisy": "timed once", **count}
+    if preemptions > MOST_PREEMPTIONS:
+        return {"noisy": "other processes took the processor", **count}
+    if spread > WIDEST_SPREAD:
+        return {"noisy": f"the quartiles are {100 * spread:.0f} % of the median apart", **count}
+    return {"median_ms": median, "quartile_1_ms": low, "quartile_3_ms": high, **count}
 
 
 def count_preemptions() -> Callable[[], float]:

@@ -91,7 +91,7 @@ def bench(
     ] = None,
     out: Out = Path("runs"),
 ) -> None:
-    """Time our engines and their peers on this machine; a wrong result gets no time."""
+    """Time our engines and their peers on this machine; a wrong or noisy result gets no time."""
     import torch
 
     from deepmemory.lab.bench import speed

@@ -33,8 +33,8 @@ def test_the_first_call_does_not_count(monkeypatch):
         (0.5, 10.0, 20, 3 + 20),  # as many as fit
         (0.001, 1.0, 100, 3 + 10 * 100),  # ten calls in a row are a sample
         (0.001, 10.0, 200, 3 + 10 * 200),  # no more than two hundred
-        (3.0, 1.0, 2, 2 + 2),  # over five times the seconds, fewer
-        (60.0, 1.0, 1, 2 + 1),
+        (3.0, 1.0, 3, 1 + 3),  # over five times the seconds, fewer
+        (60.0, 1.0, 2, 1 + 2),  # two at least, to see a spread
     ],
 )
 def test_slow_calls_are_made_less_often(monkeypatch, call, seconds, samples, calls):
@@ -46,6 +46,10 @@ def test_a_limit_ends_the_samples(monkeypatch):
     call = Call(monkeypatch, 1.0)
     assert timings(call, "cpu", 100.0, TimeLimit(10.0))["samples"] == 7  # after three that do not count
     assert call.now == 10.0
+
+
+def test_a_limit_may_leave_one_sample(monkeypatch):
+    assert timings(Call(monkeypatch, 6.0), "cpu", 1.0, TimeLimit(10.0)) == {"noisy": "timed once", "samples": 1}
 
 
 def test_a_limit_reached_before_a_sample_is_out_of_time(monkeypatch):
@@ -61,13 +65,16 @@ def test_a_limit_reached_before_a_sample_is_out_of_time(monkeypatch):
     [
         ([1.0] * 9, 0, None),
         ([1.0, 1.1, 1.2, 1.3, 1.4], 0, None),
-        ([1.0, 1.1, 1.2, 1.9, 2.0], 0, "the times spread widely"),
+        ([1.0, 1.1, 1.2, 1.9, 2.0], 0, "the quartiles are 75 % of the median apart"),
         ([1.0] * 9, 300, "other processes took the processor"),
         ([1.0], 0, "timed once"),
     ],
 )
-def test_noisy_times_say_why(samples, preemptions, noisy):
-    assert summary(samples, preemptions).get("noisy") == noisy
+def test_noisy_times_say_why_and_give_no_number(samples, preemptions, noisy):
+    found = summary(samples, preemptions)
+    assert found.get("noisy") == noisy
+    assert ("median_ms" in found) is (noisy is None)
+    assert found["samples"] == len(samples)
 
 
 def test_what_no_graph_can_hold_keeps_its_eager_time(monkeypatch):
