@@ -35,6 +35,8 @@ def show_report(
         report_searches(out, to, as_json=as_json)
         if not (out / "records.sqlite").exists():
             return
+    if not as_json:
+        print("writing the report", flush=True)
     written = write_report(out, to)
     if as_json:
         places = {"page": str(written.page), "markdown": str(written.markdown)}

@@ -132,9 +132,15 @@ class StudyProgress:
         return (kind_in_paper if self.setting.task in PAPER_TASKS else kind_beyond)(self.setting)
 
     @property
+    def testing(self) -> bool:
+        """Whether the last epoch is over and the best weights are being tested."""
+        over = self.training == 0 or self.epoch >= self.setting.epochs
+        return over and self.epochs_timed > 0 and not self.finished
+
+    @property
     def active(self) -> str:
-        """The number of runs that still train, as text."""
-        return "done" if self.finished else str(self.training)
+        """The number of runs that still train, or what comes after training."""
+        return "done" if self.finished else "testing" if self.testing else str(self.training)
 
     @property
     def counts(self) -> list[int]:
@@ -209,9 +215,10 @@ class PlainLines(PlannedStudies):
     def epoch(self, setting: Setting, epoch: Epoch, training: int) -> None:
         """See :class:`Display`."""
         super().epoch(setting, epoch, training)
-        if time.monotonic() - self.printed >= PLAIN_EVERY:
+        study = self.studies[setting.key]
+        if study.testing or time.monotonic() - self.printed >= PLAIN_EVERY:
             self.printed = time.monotonic()
-            self.line(self.studies[setting.key])
+            self.line(study)
 
     def end(self, setting: Setting, runs: Sequence[Run]) -> None:
         """See :class:`Display`."""
@@ -221,17 +228,22 @@ class PlainLines(PlannedStudies):
     def line(self, study: StudyProgress) -> None:
         """Print how far a study has come."""
         chance = f" (chance {study.chance_text})" if study.chance_text else ""
+        over = study.finished or study.testing
         if study.synthetic:
             counts = " ".join(f"{threshold_label(t)}:{n}" for t, n in zip(THRESHOLDS, study.counts, strict=True))
             name = f"{study.setting.task} {study.setting.cell}"
             news = f"runs under {counts} of {study.wanted}  median loss {study.loss:.2e}{chance}"
         else:
             name = " ".join(study.label)
-            runs = f"{study.wanted} runs" if study.finished else f"{study.training} of {study.wanted} runs training"
+            runs = (
+                f"{study.wanted} run{'s' if study.wanted > 1 else ''}"
+                if over
+                else f"{study.training} of {study.wanted} runs training"
+            )
             news = f"median valid {study.measure} {study.score_text}{chance}  {runs}"
         pace = f"  {study.rate:.2g} epochs/s" if study.rate else ""
-        left = "done" if study.finished else f"left {duration(self.seconds_left())}"
-        print(f"{name}  epoch {study.epoch}/{study.setting.epochs}  {news}{pace}  {left}", flush=True)
+        now = study.active if over else f"left {duration(self.seconds_left())}"
+        print(f"{name}  epoch {study.epoch}/{study.setting.epochs}  {news}{pace}  {now}", flush=True)
 
 
 class JsonLines(PlannedStudies):

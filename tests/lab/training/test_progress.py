@@ -47,6 +47,25 @@ def test_lines_show_the_measure_of_the_task(shown, capsys):
     assert capsys.readouterr().out.rstrip().endswith("done")
 
 
+@pytest.mark.parametrize(("number", "training"), [(500, 2), (7, 0)], ids=["last epoch", "stopped early"])
+def test_after_the_last_epoch_lines_say_that_the_runs_are_tested(number, training, capsys, monkeypatch):
+    setting = paper.setting("polymusic", "rhn", 2)
+    display, table = PlainLines(), LiveTable()
+    monkeypatch.setattr(table.live, "start", lambda: None)
+    for one in (display, table):
+        one.plan([setting], range(2))
+        one.begin(setting, made(setting, [3.0, 4.0], epochs=6).runs)
+        assert not one.studies[setting.key].testing  # resumed
+        one.epoch(setting, epoch_of(setting, 6, [3.0, 4.0]), 2)
+    capsys.readouterr()
+    for one in (display, table):
+        one.epoch(setting, epoch_of(setting, number, [3.0, 4.0]), training)
+    assert capsys.readouterr().out.endswith("2 runs  0.5 epochs/s  testing\n")  # at once
+    assert any("testing" in row for row in printed(table))
+    display.end(setting, made(setting, [3.0], epochs=4).runs)
+    assert capsys.readouterr().out.endswith("done\n")
+
+
 def test_json_names_cell_depth_and_part(capsys):
     display = JsonLines()
     display.plan([DMU_C], range(2))
