@@ -28,9 +28,6 @@ CheckpointAndText = Annotated[
 
 def list_(out: TrainedIn = Path("runs"), as_json: AsJson = False) -> None:
     """List trained networks, the newest first, and those that come with the package."""
-    from rich import print as show
-    from rich.table import Table
-
     from deepmemory.lab.use.loading import list_models, list_shipped
 
     models = list_models(out) + list_shipped()
@@ -41,13 +38,14 @@ def list_(out: TrainedIn = Path("runs"), as_json: AsJson = False) -> None:
     if not models:
         print(f"no trained networks in {out}; dmu train adding --quick --out {out} trains one")
         return
-    table = Table("task", "cell", "state", "depth", "weights", "runs", "best validation scores", "checkpoint")
     for model in models:
-        scores = ", ".join(f"{name.removeprefix('valid_')} {value:.4g}" for name, value in model.scores.items())
         size = ", ".join(map(str, model.hidden))
-        weights = "" if model.weights is None else f"{model.weights:,}"
-        table.add_row(model.task, model.cell, size, str(model.depth), weights, str(model.runs), scores, str(model.path))
-    show(table)
+        weights = "weights cannot be read" if model.weights is None else f"{model.weights:,} weights"
+        runs = f"{model.runs} run{'s' if model.runs > 1 else ''}"
+        print(f"{model.task:<16}{model.cell}, state {size}, depth {model.depth}, {weights}, {runs}")
+        scores = ", ".join(f"{name.removeprefix('valid_')} {value:.4g}" for name, value in model.scores.items())
+        print(f"{'':<16}best on validation data: {scores or 'nothing finite'}")
+        print(f"{'':<16}{model.path}")  # in one piece, however long, to be copied
 
 
 def inspect(

@@ -22,6 +22,8 @@ from deepmemory.lab.training.group import Group
 from deepmemory.lab.training.trainer import Trainer
 from deepmemory.lab.use.loading import TrainedModel
 
+VALIDATION = "the first sequences of the validation data"  # what a model is measured on
+EXAMPLES = "examples that come with the package"
 SEQUENCES = 32  # of the validation set that gates and gradients are measured on
 SATURATED = 0.05  # a gate this close to 0 or 1 counts as saturated
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
@@ -44,7 +46,7 @@ class Inspection:
 
 
 def inspect(model: TrainedModel, size: int = SEQUENCES) -> Inspection:
-    """Measure a model on up to ``size`` validation sequences of its task."""
+    """Measure a model on up to ``size`` validation sequences of its task, or on the examples it has in their place."""
     network, setting = model.network, model.setting
     weights = {name: sum(p.numel() for p in part.parameters()) for name, part in network.named_children()}
     inputs, batch = one_batch(network, model.task, setting, random_streams.VALIDATION, model.seed, size)
@@ -162,6 +164,7 @@ def as_data(found: Inspection) -> dict[str, Any]:
         "cell": model.setting.cell,
         "run": model.seed,
         "loss": found.loss,
+        "measured on": VALIDATION if model.has_data else EXAMPLES,
         "sizes": sizes(model.setting),
         "weights": found.weights,
         "condition": conditions,
@@ -195,7 +198,8 @@ def show(found: Inspection) -> None:
     console, data = Console(), as_data(found)
     parts = [{"part": name, "weights": f"{count:,}"} for name, count in found.weights.items()]
     everything = {"part": "all", "weights": f"{sum(found.weights.values()):,}"}
-    title = "{task}, {cell}, run {run}: loss {loss:.4g} on validation sequences".format(**data)
+    title = "{task}, {cell}, run {run}\nloss {loss:.4g} on {measured on}".format(**data)
+    title += "; dmu list: on all" if found.model.has_data else "; --data: on validation data"
     of_block = (
         f"{name} {', '.join(map(str, size)) or 'none' if isinstance(size, list) else size}"
         for name, size in data["sizes"].items()

@@ -31,6 +31,7 @@ class TrainedModel:
     setting: Setting
     seed: int  # of the run
     task: Task
+    has_data: bool = True  # False where the task has a few examples in the place of its data
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,8 @@ def load_released(path: Path, run: int | None, data: Path | str | None, engine: 
     if run not in (None, release.seed):
         raise ValueError(f"{path} has no run with seed {run}; it has [{release.seed}]")
     setting = replace(release.setting, precision="32-true")
-    return assemble(setting, task, release.seed, {name: w.float() for name, w in release.weights.items()}, engine, path)
+    weights = {name: weight.float() for name, weight in release.weights.items()}
+    return replace(assemble(setting, task, release.seed, weights, engine, path), has_data=with_data)
 
 
 def best_run(checkpoint: Path, run: int | None = None) -> tuple[Path, int, dict[str, Tensor]]:

@@ -16,7 +16,7 @@ from deepmemory.lab.records import RecordsError
 from deepmemory.lab.records.checkpoints import last_weights
 from deepmemory.lab.records.releases import Release, load_release, save_release
 from deepmemory.lab.settings import Machine
-from deepmemory.lab.use import decoding, examples, loading, released, releasing
+from deepmemory.lab.use import decoding, examples, inspection, loading, released, releasing
 from deepmemory.lab.use.loading import best_run, choose_checkpoint, list_shipped, load_model
 from deepmemory.lab.use.play.models import find_model
 from deepmemory.lab.use.sound import notes_of, roll_of
@@ -150,6 +150,22 @@ class TestShipped:
         assert [model["task"] for model in listed] == list(released.SHIPPED_TASKS)
         told = json.loads(invoke("export", "--format", "safetensors", "--json").stdout)
         assert (tmp_path / told["path"]).resolve().parent == tmp_path / "runs" / "export"
+
+    def test_the_loss_says_what_it_was_measured_on(self, no_data, tmp_path, monkeypatch):
+        told = json.loads(invoke("inspect", "polymusic", "--json").stdout)
+        assert told["measured on"] == inspection.EXAMPLES
+        shown = " ".join(invoke("inspect", "polymusic").stdout.split())
+        assert f"loss {told['loss']:.4g} on examples that come with the package; --data: on validation data" in shown
+        monkeypatch.setattr(released, "task_of", lambda setting, data: made(setting))
+        shown = " ".join(invoke("inspect", "polymusic", "--data", tmp_path).stdout.split())
+        assert "on the first sequences of the validation data; dmu list: on all" in shown
+
+    def test_the_list_says_what_scores_are_of_and_leaves_paths_whole(self, no_data, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
+        listed = invoke("list").stdout.splitlines()
+        assert listed[0].split()[:2] == ["polymusic", "dmu,"]
+        assert listed[1].strip().startswith("best on validation data: loss ")
+        assert [Path(line.strip()) for line in listed[2::3]] == [released.shipped(t) for t in released.SHIPPED_TASKS]
 
     def test_the_page_has_them(self, no_data, tmp_path):
         for task in ("translation", "polymusic"):
