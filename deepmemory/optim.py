@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from deepmemory.nn.dmu import DMU, DMUCell
@@ -16,7 +17,7 @@ RESIDUAL_LAYERS = 2  # n of a residual transition for the rule, however deep: se
 
 def parameter_groups(
     model: nn.Module,
-    lr: float,
+    lr: float | Tensor,
     weight_decay: float | None = None,
     *,
     groups: Iterable[Mapping[str, Any]] | None = None,
@@ -42,11 +43,9 @@ def parameter_groups(
         groups: Groups of your own, for instance one with and one without weight decay. Each is split by the rule, and
             its own ``lr`` and ``weight_decay`` are used where it has them. The default is one group of all parameters.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"parameter_groups: model should be an nn.Module, not its parameters, got: {type(model).__name__}; "
-            "give it the model itself, as in parameter_groups(model, lr)"
-        )
+    check_model("parameter_groups", model, "parameter_groups(model, lr)")
+    if not isinstance(lr, Real | Tensor):
+        raise TypeError(f"parameter_groups: lr should be a number, got: {type(lr).__name__}")
     divisors = lr_divisors(model)
     given = [{"params": list(model.parameters())}] if groups is None else groups
     defaults = {"lr": lr} | ({} if weight_decay is None else {"weight_decay": weight_decay})
@@ -74,6 +73,12 @@ def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
         optimiser: Any torch optimiser over parameters of the model, except LBFGS, which has one rate for all.
         model: Any module; it may be, contain or share DMUs.
     """
+    if not isinstance(optimiser, Optimizer):
+        raise TypeError(
+            f"divide_rates: optimiser should be a torch optimiser, got: {type(optimiser).__name__}; "
+            "call it as divide_rates(optimiser, model)"
+        )
+    check_model("divide_rates", model, "divide_rates(optimiser, model)")
     if isinstance(optimiser, LBFGS):
         raise ValueError(
             "divide_rates: LBFGS has one rate for all parameters, which cannot be divided; use it without the rule, "
@@ -102,6 +107,15 @@ def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
     optimiser.register_step_pre_hook(divide)
     optimiser.register_step_post_hook(restore)
     return optimiser
+
+
+def check_model(name: str, model: nn.Module, call: str) -> None:
+    """Raise if the model is none."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{name}: model should be an nn.Module, not its parameters, got: {type(model).__name__}; "
+            f"give it the model itself, as in {call}"
+        )
 
 
 def lr_divisors(model: nn.Module) -> dict[nn.Parameter, int]:

@@ -43,6 +43,21 @@ def test_parameters_in_the_place_of_the_model_are_named():
         dm.parameter_groups(nn.Linear(2, 2).parameters(), lr=0.1)
 
 
+@pytest.mark.parametrize("lr", ["1e-3", None])
+def test_a_rate_that_is_no_number_is_named(lr):
+    with pytest.raises(TypeError, match=f"lr should be a number, got: {type(lr).__name__}"):
+        dm.parameter_groups(nn.Linear(2, 2), lr=lr)
+
+
+def test_arguments_in_the_wrong_order_are_named():
+    model = nn.Linear(2, 2)
+    optimiser = torch.optim.SGD(model.parameters())
+    with pytest.raises(TypeError, match=r"got: Linear; call it as divide_rates\(optimiser, model\)"):
+        dm.divide_rates(model, optimiser)
+    with pytest.raises(TypeError, match="not its parameters, got: generator"):
+        dm.divide_rates(optimiser, model.parameters())
+
+
 def test_every_dmu_gets_its_own_share():
     model = Tagger()
     by_name = rates(model, dm.parameter_groups(model, lr=0.12))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deepmemory.nn.defined import Defined
 from deepmemory.nn.definition import Definition
-from deepmemory.nn.precision import check_state, runs_in
+from deepmemory.nn.precision import check_state, convert_input, runs_in
 from deepmemory.nn.regularisation import check_probability
 from deepmemory.ops import plain
 from deepmemory.ops.recurrence import FULL_LENGTH, Variation
@@ -70,7 +70,10 @@ class Cell(Defined):
         if input.device != weight.device:
             raise RuntimeError(f"{name}: input is on {input.device} but the weights are on {weight.device}")
         if input.dtype != weight.dtype and runs_in(input) != runs_in(weight):
-            raise RuntimeError(f"{name}: input has dtype {input.dtype} but the weights have {weight.dtype}")
+            raise RuntimeError(
+                f"{name}: input has dtype {input.dtype} but the weights have {weight.dtype}. "
+                f"{convert_input(input, weight)}"
+            )
         expected = (*input.shape[:-1], self.hidden_size)
         if hx is None:
             return self._step(input, input.new_zeros(expected))

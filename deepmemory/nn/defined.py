@@ -1,4 +1,4 @@
-"""What layers and cells share: how their weights start, how they are pickled, what quantisation makes of them."""
+"""What layers and cells share: how their weights start, how they are pickled, what torch's tools make of them."""
 
 from __future__ import annotations
 
@@ -42,6 +42,13 @@ class Defined(nn.Module):
             if self.memory_bias:
                 # .data, so that a call of apply between forward and backward is no change that autograd refuses
                 yield self.definition.memory_entries(weights, hidden_size).data
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Called by ``torch.jit.script``, which would otherwise end in an error that names no module."""
+        raise NotImplementedError(
+            f"{type(self).__name__}: torch.jit.script does not work with this module; "
+            "use torch.compile, torch.export or torch.jit.trace"
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """The definition as plain values, so that ``torch.load(weights_only=True)`` need trust public classes only."""

@@ -1,4 +1,4 @@
-"""Which precision a call runs in, and which states fit it."""
+"""Which precision a call runs in, and which inputs and states fit it."""
 
 from __future__ import annotations
 
@@ -41,13 +41,21 @@ def check_state(name: str, hx: Any, like: Tensor) -> Tensor:
     is an error, as in ``nn.GRU``.
     """
     if not isinstance(hx, Tensor):
-        raise TypeError(f"{name}: hx should be made of tensors, got {type(hx).__name__}")
+        pair = "; a pair (h, c) is the state of an LSTM alone" if isinstance(hx, tuple) else ""
+        raise TypeError(f"{name}: hx should be made of tensors, got {type(hx).__name__}{pair}")
     if hx.device != like.device:
         raise RuntimeError(f"{name}: hx is on {hx.device} but the input is on {like.device}; move one with .to(...)")
     if hx.dtype == like.dtype or runs_in(hx) == runs_in(like):
         return hx
     if hx.dtype in HALF and like.dtype in WIDER:
         return hx.to(like.dtype)
-    raise RuntimeError(
-        f"{name}: hx has dtype {hx.dtype} but the input has {like.dtype}. Convert it: hx.to({like.dtype})"
-    )
+    todo = f"Convert it: hx.to({like.dtype})" if hx.is_floating_point() else "Lengths are given by name: lengths=..."
+    raise RuntimeError(f"{name}: hx has dtype {hx.dtype} but the input has {like.dtype}. {todo}")
+
+
+def convert_input(input: Tensor, weight: Tensor) -> str:
+    """What to do about an input whose dtype is not that of the weights."""
+    change = f"Convert input: input.to({weight.dtype}), or "
+    if input.is_floating_point():
+        return f"{change}convert model: model.to({input.dtype})"
+    return f"{change}look up numbers that stand for words in an nn.Embedding"

@@ -17,7 +17,7 @@ from deepmemory import ops
 from deepmemory.nn.defined import Defined
 from deepmemory.nn.definition import Definition
 from deepmemory.nn.packing import unpack
-from deepmemory.nn.precision import check_state, runs_in
+from deepmemory.nn.precision import check_state, convert_input, runs_in
 from deepmemory.nn.regularisation import Zoneout, check_probability, check_zoneout, draw_mask, zoneout_rates
 from deepmemory.nn.sequences import check_lengths, check_masks, check_resets
 from deepmemory.ops import Sequences, engines, resets_of_sweep
@@ -368,7 +368,7 @@ class Recurrent(Defined):
         if input.dtype != weight.dtype and runs_in(input) != runs_in(weight):
             raise ValueError(
                 f"{name}: input dtype ({input.dtype}) does not match weight dtype ({weight.dtype}). "
-                f"Convert input: input.to({weight.dtype}), or convert model: model.to({input.dtype})"
+                f"{convert_input(input, weight)}"
             )
 
     def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:

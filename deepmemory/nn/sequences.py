@@ -35,7 +35,8 @@ def check_lengths(name: str, lengths: Tensor | Sequence[int] | int | None, x: Te
                 f"{name}: lengths should lie between 0 and the number of time steps, {steps}; "
                 f"got values from {low} to {high}"
             )
-    return lengths.to(x.device, torch.int64, non_blocking=True, copy=True)  # what the caller may change later
+    wait = x.device.type == "cpu"  # or a copy from a GPU would be read before it is there
+    return lengths.to(x.device, torch.int64, non_blocking=not wait, copy=True)  # what the caller may change later
 
 
 def check_resets(name: str, resets: Any, x: Tensor, batched: bool, batch_first: bool) -> Tensor | None:

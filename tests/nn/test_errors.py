@@ -109,6 +109,29 @@ def test_autocast_of_another_device_converts_nothing(name, monkeypatch):
     assert torch.equal(layer(X, as_state(name, h))[0], layer(X, as_state(name, h.float()))[0])
 
 
+@pytest.mark.parametrize("kind", [*LAYERS, *CELLS])
+def test_whole_numbers_are_sent_to_an_embedding(kind):
+    with pytest.raises((ValueError, RuntimeError), match=rf"^{kind}: .*input.to\(torch.float32\), or .* nn.Embedding$"):
+        {**LAYERS, **CELLS}[kind](3, 4)(torch.ones(5, 3, dtype=torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")  # torch's own
+@pytest.mark.parametrize("kind", [*LAYERS, *CELLS])
+def test_scripting_names_the_module_and_what_works(kind):
+    model = nn.ModuleList([nn.Linear(2, 3), {**LAYERS, **CELLS}[kind](3, 4)])
+    with pytest.raises(NotImplementedError, match=f"^{kind}: torch.jit.script .* use torch.compile"):
+        torch.jit.script(model)
+
+
+def test_lengths_are_waited_for_on_a_cpu(monkeypatch):
+    """A copy from a GPU that nobody waits for could be read before it is there."""
+    asked, copy = [], torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda *args, **how: asked.append(how) or copy(*args, **how))
+    LAYERS["DMU"](3, 4)(X, lengths=torch.tensor([5, 4]))
+    assert not any(how.get("non_blocking") for how in asked)
+    assert any(how.get("copy") for how in asked)
+
+
 ROWS = torch.zeros(5, 3)
 PACKED = {
     "too few rows": (PackedSequence(ROWS, torch.tensor([3, 3])), r"sum to the 5 rows of its data, got \[3, 3\]"),
@@ -178,6 +201,15 @@ class TestOwnOptions:
         hx = ("h", "c") if name == "LSTM" else "h"
         with pytest.raises(TypeError, match=f"^{name}: hx should be made of tensors, got str"):
             LAYERS[name](3, 4)(X, hx)
+
+    def test_state_of_an_lstm(self, name):
+        hx = (H, (H, H)) if name == "LSTM" else (H, H)
+        with pytest.raises(TypeError, match=f"^{name}: hx .* got tuple; a pair .* of an LSTM alone"):
+            LAYERS[name](3, 4)(X, hx)
+
+    def test_lengths_in_the_place_of_the_state(self, name):
+        with pytest.raises(RuntimeError, match=f"^{name}: hx has dtype torch.int64 .* lengths="):
+            LAYERS[name](3, 4)(X, as_state(name, torch.tensor([5, 4])))
 
     def test_widths_and_layers_that_disagree(self, name):
         with pytest.raises(ValueError, match=rf"^{name}: hidden_size lists 2 widths.*num_layers=3"):
