@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import NoReturn
 
 
 def main() -> None:
@@ -12,13 +13,24 @@ def main() -> None:
         signal.signal(signal.SIGINT, interrupt)
     try:
         from deepmemory.lab import cli
-    except ModuleNotFoundError as error:
-        print(f"error: dmu needs {error.name}; install the lab with: pip install 'deepmemory[lab]'", file=sys.stderr)
-        sys.exit(2)
+
+        cli.main()
+    except ImportError as error:
+        if not interruptions and isinstance(error, ModuleNotFoundError):
+            install = "install the lab with: pip install 'deepmemory[lab]'"
+            print(f"error: dmu needs {error.name}; {install}", file=sys.stderr)
+            sys.exit(2)
+        if not interruptions:
+            raise
+        stop()  # packages that catch every exception while they are imported turn Ctrl-C into this
     except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        sys.exit(130)
-    cli.main()
+        stop()
+
+
+def stop() -> NoReturn:
+    """End after Ctrl-C."""
+    print("\nstopped", file=sys.stderr)
+    sys.exit(130)
 
 
 interruptions = 0

@@ -15,10 +15,11 @@ from lab.stories import told
 from typer.testing import CliRunner
 
 import deepmemory as dm
-from deepmemory.lab import cli
+from deepmemory.export import graphs
+from deepmemory.lab import __main__, cli
 from deepmemory.lab.cli.options import AnyMachine, ManyStudies, SettingChanges, as_command
 from deepmemory.lab.records import Records
-from deepmemory.lab.settings import Launcher, Machine
+from deepmemory.lab.settings import TASKS, Launcher, Machine
 from deepmemory.ops.engines import Availability
 
 ROOT = Path(__file__).parents[2]
@@ -233,6 +234,27 @@ def test_ctrl_c_says_how_to_resume(monkeypatch, capsys):
     assert "dmu report" in capsys.readouterr().err
 
 
+def test_ctrl_c_while_packages_are_imported(monkeypatch, capsys):
+    """Some catch every exception on the way, and fail differently afterwards."""
+    monkeypatch.setattr(signal, "signal", Mock())
+    monkeypatch.setattr(__main__, "interruptions", 1)
+    monkeypatch.setattr(cli, "main", Mock(side_effect=ImportError("cannot load module more than once per process")))
+    with pytest.raises(SystemExit) as stop:
+        __main__.main()
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "\nstopped\n"
+    monkeypatch.setattr(__main__, "interruptions", 0)
+    with pytest.raises(ImportError, match="more than once"):
+        __main__.main()
+
+
+def test_a_missing_package_of_an_export_format_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(graphs, "find_spec", lambda name: None)
+    told = error_of(monkeypatch, capsys, "export", "polymusic")
+    assert told == "error: format 'onnx' needs onnx; install it with: pip install 'deepmemory[export]'\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -250,6 +272,7 @@ def test_ctrl_c_says_how_to_resume(monkeypatch, capsys):
         (["train", "adding", "--on", "slurm"], "unknown --on 'slurm'; choose from local, ray"),
         (["train", "adding", "--on", "ray", "--watch", "gradients"], "--watch needs the weights on this machine"),
         (["train", "adding", "--epochs", "many"], "epochs should be a whole number, got 'many'"),
+        (["train", "ading"], f"unknown task 'ading'; choose from {', '.join(TASKS)}"),
         (["report"], "no records in"),
         (["merge", "nowhere", "--out", "merged"], "no records in nowhere"),
     ],

@@ -67,7 +67,8 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         install = f"dmu needs {error.name}; install the lab with: pip install 'deepmemory[lab]'"
-        print(f"error: {install if error.name else error}", file=sys.stderr)
+        own = not error.name or "pip install" in str(error)  # such as the package of an export format
+        print(f"error: {error if own else install}", file=sys.stderr)
         sys.exit(2)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -35,7 +35,7 @@ def show_report(
         report_searches(out, to, as_json=as_json)
         if not (out / "records.sqlite").exists():
             return
-    if not as_json:
+    if not as_json and (out / "records.sqlite").exists():
         print("writing the report", flush=True)
     written = write_report(out, to)
     if as_json:

@@ -45,6 +45,7 @@ from deepmemory.lab.settings import (
     PAPER_TASKS,
     PIXELS,
     SYNTHETIC,
+    TASKS,
     Launcher,
     Machine,
     Setting,
@@ -346,6 +347,7 @@ def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool
     from deepmemory.lab import beyond as further
     from deepmemory.lab import paper as published
 
+    check_choice("task", task, TASKS)
     rest = dict(changes)
     by_depth = task in published.REAL_RECIPES or task in further.OF_TASK
     depth = parse("depth", int, rest.pop("depth", 1)) if by_depth else 1
