@@ -93,19 +93,23 @@ def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
         raise ValueError("divide_rates: this optimiser has a scheduler already; call divide_rates before making it")
     divisors = lr_divisors(model)
     optimiser.param_groups[:] = [part for group in optimiser.param_groups for part in split_by_divisor(group, divisors)]
-    undivided: list[Any] = []
+    rates: list[tuple[Any, Any]] = []  # of the groups during a step: undivided and divided
 
-    def divide(optimiser: Optimizer, args: tuple, kwargs: dict) -> None:
-        undivided[:] = [group["lr"] for group in optimiser.param_groups]
+    def divide(optimiser: Optimizer, *_: object) -> None:
+        restore(optimiser)
         for group in optimiser.param_groups:
-            group["lr"] = group["lr"] / group.get(DIVISOR, 1)
+            rates.append((group["lr"], group["lr"] / group.get(DIVISOR, 1)))
+            group["lr"] = rates[-1][1]
 
-    def restore(optimiser: Optimizer, args: tuple, kwargs: dict) -> None:
-        for group, lr in zip(optimiser.param_groups, undivided, strict=True):
-            group["lr"] = lr
+    def restore(optimiser: Optimizer, *_: object) -> None:
+        for group, (undivided, divided) in zip(optimiser.param_groups, rates, strict=False):
+            if group["lr"] is divided:  # and not set by others, after a step that Ctrl-C or an error ended
+                group["lr"] = undivided
+        rates.clear()
 
     optimiser.register_step_pre_hook(divide)
     optimiser.register_step_post_hook(restore)
+    optimiser.register_state_dict_pre_hook(restore)
     return optimiser
 
 

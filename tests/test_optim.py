@@ -254,6 +254,33 @@ def test_lbfgs_trains_a_dmu_without_the_rule():
     assert loss() < 0.1 * before
 
 
+def ends_by_an_error():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("lr", [0.2, torch.tensor(0.2)], ids=["number", "tensor"])
+@pytest.mark.parametrize("after", ["a step", "a state", "a new rate"])
+def test_a_step_that_ends_by_an_error_leaves_no_divided_rate(after, lr):
+    """Ctrl-C in a notebook, for instance, and then the cell once more."""
+    model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
+    optimiser = dm.divide_rates(torch.optim.SGD(model.parameters(), lr=lr), model)
+    with pytest.raises(KeyboardInterrupt):
+        optimiser.step(ends_by_an_error)
+    rate = 0.2
+    if after == "a state":
+        assert [float(group["lr"]) for group in optimiser.state_dict()["param_groups"]] == pytest.approx([rate] * 2)
+    elif after == "a new rate":
+        rate = 0.05  # what the DMU had in the step that was cut off
+        for group in optimiser.param_groups:
+            group["lr"] = rate
+    before = model["rnn"].bias_1_l0.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimiser.step()
+    torch.testing.assert_close(model["rnn"].bias_1_l0, before - rate / 4)
+    assert [float(group["lr"]) for group in optimiser.param_groups] == pytest.approx([rate] * 2)
+
+
 def test_divided_rates_resume_from_a_state():
     model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
     optimiser = dm.divide_rates(torch.optim.Adam(model.parameters(), lr=0.2), model)
