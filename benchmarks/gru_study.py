@@ -11,8 +11,8 @@ from statistics import median
 
 from deepmemory.lab import paper
 from deepmemory.lab.records import Records, Study
-from deepmemory.lab.report.blocks import Table, text_columns
 from deepmemory.lab.report.render import markdown
+from deepmemory.lab.report.table import Table, text_columns
 from deepmemory.lab.settings import THRESHOLDS, Setting, threshold_label
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -15,7 +15,8 @@ from deepmemory.lab.bench.tables import markdown_table, speed_table
 from deepmemory.lab.beyond import depth
 from deepmemory.lab.records import Records
 from deepmemory.lab.report.render import markdown
-from deepmemory.lab.report.results.beyond import beyond_results, perplexity
+from deepmemory.lab.report.results.beyond import beyond_results
+from deepmemory.lab.report.results.stats import perplexity
 from deepmemory.lab.report.results.synthetic import synthetic_results
 from deepmemory.lab.report.results.tables import real_results
 from deepmemory.lab.report.sections import real, synthetic

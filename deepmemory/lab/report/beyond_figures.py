@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import Any
 
 from deepmemory.lab.beyond.depth import SIZES
 from deepmemory.lab.beyond.models import DEEP
 from deepmemory.lab.report import words
-from deepmemory.lab.report.figures import LEGEND, legend_line, new_figure
 from deepmemory.lab.report.figures import STYLES as PAPER_STYLES
-from deepmemory.lab.report.results.beyond import BeyondResults, Outcome, perplexity
+from deepmemory.lab.report.figures import draw_band, legend_line, new_figure, put_legend
+from deepmemory.lab.report.results.beyond import BeyondResults, Outcome
+from deepmemory.lab.report.results.stats import perplexity
 
 STYLES: dict[str, dict[str, Any]] = {
     **PAPER_STYLES,
@@ -41,13 +42,11 @@ def draw_depth(results: BeyondResults) -> Any:
                 continue
             style = STYLES[kind]
             shown[words.cell_title(kind)] = legend_line(**style)
-            means = [statistics.fmean(tests) for tests in points.values()]
             if kind not in DEEP:
-                panel.axhline(means[0], linewidth=1.4, color=style["color"], linestyle=style["linestyle"])
+                mean = statistics.fmean(points[0])
+                panel.axhline(mean, linewidth=1.4, color=style["color"], linestyle=style["linestyle"])
                 continue
-            low, high = ([fold(tests) for tests in points.values()] for fold in (min, max))
-            panel.plot(list(points), means, linewidth=1.6, markersize=4, **style)
-            panel.fill_between(list(points), low, high, color=style["color"], alpha=0.15, linewidth=0)
+            draw_band(panel, list(points), bounds_of(points.values()), 0.15, **style)
         depths = sorted({one.depth for one in outcomes if one.depth})
         panel.set_xscale("log")
         panel.set_xticks(depths, [str(n) for n in depths])
@@ -55,7 +54,7 @@ def draw_depth(results: BeyondResults) -> Any:
         panel.set_xlabel("linear layers n of the transition")
         panel.set_title(f"{part}: {SIZES[part] / 1e6:g} million weights", fontsize=11)
     panels[0, 0].set_ylabel("test perplexity")
-    figure.legend(shown.values(), shown.keys(), loc="outside right upper", **LEGEND)
+    put_legend(figure, shown)
     return figure
 
 
@@ -83,7 +82,7 @@ def draw_state_tracking(results: BeyondResults) -> Any:
         panel.set_ylabel("share of runs")
     for panel in figure.axes:
         panel.set_xlabel("optimiser step")
-    figure.legend(shown.values(), shown.keys(), loc="outside right upper", **LEGEND)
+    put_legend(figure, shown)
     return figure
 
 
@@ -101,9 +100,7 @@ def draw_long_adding(results: BeyondResults) -> Any:
         lengths = [one.setting.max_length for one in ordered]
         losses = [[run.test["loss"] for run in one.tested if run.test] for one in ordered]
         style = style_of(outcomes[0])
-        panel.plot(lengths, [statistics.fmean(of) for of in losses], linewidth=1.6, markersize=4, **style)
-        low, high = ([fold(of) for of in losses] for fold in (min, max))
-        panel.fill_between(lengths, low, high, color=style["color"], alpha=0.1, linewidth=0)
+        draw_band(panel, lengths, bounds_of(losses), 0.1, **style)
         shown[title] = legend_line(**style)
     panel.plot(*LEM, color="#000000", marker="x", linestyle="none")
     shown["LEM, published"] = legend_line(color="#000000", marker="x", linestyle="none")
@@ -111,8 +108,14 @@ def draw_long_adding(results: BeyondResults) -> Any:
     panel.set_yscale("log")
     panel.set_xlabel("time steps")
     panel.set_ylabel("test loss")
-    figure.legend(shown.values(), shown.keys(), loc="outside right upper", **LEGEND)
+    put_legend(figure, shown)
     return figure
+
+
+def bounds_of(values: Iterable[Sequence[float]]) -> list[list[float]]:
+    """Lowest, mean and highest of the values at each place."""
+    found = list(values)
+    return [[fold(of) for of in found] for fold in (min, statistics.fmean, max)]
 
 
 def style_of(outcome: Outcome) -> dict[str, Any]:

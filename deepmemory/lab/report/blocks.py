@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
+
+from deepmemory.lab.report.table import Table
 
 
 @dataclass(frozen=True)
@@ -48,40 +49,6 @@ class Image:
     name: str  # of its files
     caption: str
     draw: Callable[[], Any]  # makes the matplotlib figure
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A table's cell that says how something turned out: well, badly, or neither (None)."""
-
-    text: str
-    good: bool | None
-
-
-Cell = str | Mark
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table: its title, and what it says of an item."""
-
-    title: str
-    cell: Callable[[Any], Cell]
-    numeric: bool = False
-    brief: bool = True  # shown in a terminal too, which has less room
-
-
-@dataclass(frozen=True)
-class Table:
-    """One row for each item, one column for each thing to say of it."""
-
-    columns: Sequence[Column]
-    items: Sequence[Any]
-
-    @property
-    def rows(self) -> list[list[Cell]]:
-        """The cells of every row."""
-        return [[column.cell(item) for column in self.columns] for item in self.items]
 
 
 @dataclass(frozen=True)
@@ -125,13 +92,3 @@ def images_in(blocks: Sequence[Block]) -> Iterator[Image]:
             yield block
         elif isinstance(block, Details):
             yield from images_in(block.blocks)
-
-
-def number(title: str, cell: Callable[[Any], str], brief: bool = True) -> Column:
-    """A column of numbers."""
-    return Column(title, cell, True, brief)
-
-
-def text_columns(left: int, *titles: str) -> list[Column]:
-    """Columns of rows that are lists of cells already; the first ``left`` of them hold words, the others numbers."""
-    return [Column(title, itemgetter(place), place >= left) for place, title in enumerate(titles)]

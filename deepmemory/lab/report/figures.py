@@ -58,6 +58,20 @@ def legend_line(**style: Any) -> Any:
     return Line2D([], [], **{"linewidth": 1.6, "markersize": 4, **style})
 
 
+def put_legend(figure: Any, lines: Mapping[str, Any], **options: Any) -> None:
+    """A legend to the right of all panels."""
+    figure.legend(lines.values(), lines.keys(), loc="outside right upper", **options, **LEGEND)
+
+
+def draw_band(
+    panel: Any, places: Sequence[float], bounds: Sequence[Sequence[float]], shade: float, **line: Any
+) -> None:
+    """A curve and the range around it; ``bounds`` are the lowest, middle and highest value at each place."""
+    low, middle, high = bounds
+    panel.plot(places, middle, **{"linewidth": 1.6, "markersize": 4, **line})
+    panel.fill_between(places, low, high, color=line["color"], alpha=shade, linewidth=0)
+
+
 def draw_counts(results: SyntheticResults) -> Any:
     """A synthetic task: one panel per threshold, one curve per cell, and a sixth panel that explains them."""
     figure, panels = new_figure(2, 3, 10, 5.4, sharey=True)
@@ -153,11 +167,10 @@ def draw_curves(panels: dict[tuple[str, int], list[StudyResult]]) -> Any:
             style = STYLES[one.experiment.cell]
             for split, width, marker in (("train", 0.8, None), ("valid", 1.7, style["marker"])):
                 curves = [run.curves[f"{split}_{measure}"][: one.epochs] for run in one.begun]
-                epochs, lowest, mean, highest = over_runs([dict(enumerate(of, 1)) for of in curves], statistics.fmean)
-                look = {**style, "marker": marker, "linewidth": width, "markersize": 4}
-                panel.plot(epochs, mean, markevery=max(1, len(epochs) // 8), **look)
-                top = max([top, *highest[len(epochs) // 25 :]])
-                panel.fill_between(epochs, lowest, highest, color=style["color"], alpha=0.15, linewidth=0)
+                epochs, *bounds = over_runs([dict(enumerate(of, 1)) for of in curves], statistics.fmean)
+                look = {**style, "marker": marker, "linewidth": width, "markevery": max(1, len(epochs) // 8)}
+                draw_band(panel, epochs, bounds, 0.15, **look)
+                top = max([top, *bounds[-1][len(epochs) // 25 :]])
             shown[words.cell_title(one.experiment.cell)] = legend_line(**style)
         own = narrow(changed) if len(changes) > 1 else []
         panel.set_title("\n".join([words.size_title(experiment.task, size), *own]), fontsize=9 if own else 11)
@@ -176,7 +189,7 @@ def draw_curves(panels: dict[tuple[str, int], list[StudyResult]]) -> Any:
     shown["validation"] = legend_line(color="#555555", linewidth=1.7)
     title = words.joined(words.TITLES[experiment.task], words.dataset_title(experiment.dataset))
     title = "\n".join([title, *narrow("other settings" if len(changes) > 1 else changes.pop())])
-    figure.legend(shown.values(), shown.keys(), title=title, loc="outside right upper", alignment="left", **LEGEND)
+    put_legend(figure, shown, title=title, alignment="left")
     return figure
 
 
@@ -195,11 +208,10 @@ def draw_gradients(results: GradientResults) -> Any:
         styles = rate_styles(studies)
         for quantity, panel in zip(rows, panels[:, column], strict=True):
             for one, style in zip(studies, styles, strict=True):
-                epochs, low, middle, high = over_runs(one.curves(quantity), statistics.median)
+                epochs, *bounds = over_runs(one.curves(quantity), statistics.median)
                 if epochs:
-                    marks = max(1, len(epochs) // 8)
-                    panel.plot(epochs, middle, linewidth=1.5, markersize=3.5, markevery=marks, **style)
-                    panel.fill_between(epochs, low, high, color=style["color"], alpha=0.12, linewidth=0)
+                    look = {"linewidth": 1.5, "markersize": 3.5, "markevery": max(1, len(epochs) // 8), **style}
+                    draw_band(panel, epochs, bounds, 0.12, **look)
             if quantity.limit is not None:
                 panel.axhline(quantity.limit, color="#555555", linewidth=0.8, linestyle=(0, (2, 2)))
             if quantity.log:
@@ -233,9 +245,7 @@ def rate_styles(studies: Sequence[GradientStudy]) -> list[dict[str, Any]]:
     return styles
 
 
-def over_runs(
-    curves: Iterable[Mapping[int, float]], middle: Any
-) -> tuple[list[int], list[float], list[float], list[float]]:
+def over_runs(curves: Iterable[Mapping[int, float]], middle: Any) -> tuple[list[int], *tuple[list[float], ...]]:
     """Epochs, lowest, middle and highest of the runs that are finite there; of very many epochs some, and the last."""
     found: dict[int, list[float]] = {}
     for curve in curves:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 
 from deepmemory.lab.paper import Spread
-from deepmemory.lab.report.blocks import Mark
+from deepmemory.lab.report.table import Mark
 from deepmemory.lab.settings import LANGUAGES, Setting
 from deepmemory.lab.tasks import chance_level
 from deepmemory.lab.writing import file_name
@@ -47,9 +48,20 @@ def size_title(task: str, size: int) -> str:
     return f"{size} units" if task == "pixel-mnist" else f"depth {size}"
 
 
+def changes_between(published: Setting, own: Setting, leave_out: Collection[str] = ()) -> Changes:
+    """The settings of a study that differ from the paper's."""
+    theirs, values = asdict(published), asdict(own)
+    return tuple((name, of) for name, of in values.items() if of != theirs[name] and name not in leave_out)
+
+
 def changes_title(changes: Changes) -> str:
     """Changed settings as ``name = value``."""
     return ", ".join(f"{name} = {value}" for name, value in changes)
+
+
+def changed_title(task: str, changes: Changes) -> str:
+    """The task's name, and what was changed."""
+    return joined(TITLES[task], changes_title(changes), by=", with ")
 
 
 def figure_name(name: str, changes: Changes) -> str:

@@ -13,7 +13,7 @@ from deepmemory.lab.report.beyond_figures import STYLES, draw_depth, draw_long_a
 from deepmemory.lab.report.render import markdown
 from deepmemory.lab.report.report import make_report
 from deepmemory.lab.report.results.beyond import beyond_results, weights_of
-from deepmemory.lab.report.sections.beyond import state_tracking_blocks
+from deepmemory.lab.report.sections.beyond import experiment_blocks
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import TASK_CLASSES, series_of
 
@@ -120,7 +120,7 @@ def test_runs_at_99_percent_are_counted_from_the_first_time(tmp_path):
 
 def test_the_page_tells_the_length_in_training():
     (results,) = beyond_results([tracked(state_tracking.quick(state_tracking.setting("gru", 1, "s3")), [[0.5]])])
-    assert "training have T = 8 steps" in str(state_tracking_blocks(results))
+    assert "training have T = 8 steps" in str(experiment_blocks(results))
 
 
 def test_a_control_on_a_task_of_the_paper_leaves_its_page_to_the_others(tmp_path):

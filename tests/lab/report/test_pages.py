@@ -15,11 +15,12 @@ from lab.made_studies import made, record, record_losses
 from deepmemory.lab import paper
 from deepmemory.lab.records import Records
 from deepmemory.lab.report import print_report, write_report
-from deepmemory.lab.report.blocks import Column, Details, Heading, Items, Mark, Page, Section, Table, Text
+from deepmemory.lab.report.blocks import Details, Heading, Items, Page, Section, Text
 from deepmemory.lab.report.figures import STYLES, draw_curves, over_runs, render, spread_out
 from deepmemory.lab.report.render import html, markdown, terminal
 from deepmemory.lab.report.report import make_report
 from deepmemory.lab.report.results.tables import real_results
+from deepmemory.lab.report.table import Column, Mark, Table
 from deepmemory.lab.settings import CELLS
 
 ROOT = Path(__file__).parents[3]

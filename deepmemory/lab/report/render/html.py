@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from deepmemory.lab.report.blocks import Block, Cell, Commands, Details, Heading, Image, Items, Mark, Page, Table, Text
+from deepmemory.lab.report.blocks import Block, Commands, Details, Heading, Image, Items, Page, Text
+from deepmemory.lab.report.table import Cell, Mark, Table
 
 STYLE = """
 :root { color-scheme: light; }

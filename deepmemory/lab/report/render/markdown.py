@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from deepmemory.lab.report.blocks import Block, Cell, Commands, Details, Heading, Image, Items, Mark, Page, Table, Text
+from deepmemory.lab.report.blocks import Block, Commands, Details, Heading, Image, Items, Page, Text
+from deepmemory.lab.report.table import Cell, Mark, Table
 
 
 def render(page: Page) -> str:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as RichText
 
-from deepmemory.lab.report.blocks import Block, Cell, Details, Heading, Items, Mark, Page, Table, Text
+from deepmemory.lab.report.blocks import Block, Details, Heading, Items, Page, Text
+from deepmemory.lab.report.table import Cell, Mark, Table
 
 COLOURS = {True: "green", False: "bold red", None: "dim"}
 

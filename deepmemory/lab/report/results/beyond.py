@@ -181,11 +181,6 @@ def mean_of(of: Spread | None) -> float | None:
     return None if of is None else of.mean
 
 
-def perplexity(loss: float) -> float:
-    """exp(loss); inf where it is too large for a number."""
-    return math.exp(loss) if loss < 700 else math.inf
-
-
 def weights_of(setting: Setting) -> int:
     """Trained weights of a setting's network; no data is read."""
     if setting.task != "ptb":

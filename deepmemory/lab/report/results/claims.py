@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from deepmemory.lab import paper
 from deepmemory.lab.paper import Claim, TableClaim
 from deepmemory.lab.report import words
-from deepmemory.lab.report.blocks import Mark
+from deepmemory.lab.report.table import Mark
 
 
 class Rule(NamedTuple):

@@ -6,12 +6,13 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from deepmemory.gradients import CANDIDATE_LIMIT, GATE_LIMIT
 from deepmemory.lab import paper
 from deepmemory.lab.records import Run, Study
 from deepmemory.lab.report import words
+from deepmemory.lab.report.results.tables import nearest
 from deepmemory.lab.settings import PAPER_TASKS, SYNTHETIC, Setting
 
 Observations = Mapping[int, Mapping[str, Mapping[int, float]]]  # by seed, by MODULE.LAYER.QUANTITY, by epoch
@@ -108,15 +109,13 @@ class GradientStudy:
     @property
     def command(self) -> str:
         """The command that trains and observes such a study."""
-        setting, theirs = asdict(self.setting), asdict(published(self.setting))
-        words = ["dmu", "train", setting["task"], "--cell", self.cell]
-        if setting["task"] not in SYNTHETIC and self.depth in paper.DEPTHS:
-            words += ["--depth", str(self.depth)]
-        for name, value in setting.items():
-            if value != theirs[name] and name not in ("task", "cell"):
-                said = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                words += [f"--{name.replace('_', '-')}", said]
-        return shlex.join([*words, "--runs", str(len(self.study.runs)), "--watch", "gradients"])
+        given = ["dmu", "train", self.setting.task, "--cell", self.cell]
+        if self.setting.task not in SYNTHETIC and self.depth in paper.DEPTHS:
+            given += ["--depth", str(self.depth)]
+        for name, value in words.changes_between(published(self.setting), self.setting):
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            given += [f"--{name.replace('_', '-')}", text]
+        return shlex.join([*given, "--runs", str(len(self.study.runs)), "--watch", "gradients"])
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ class GradientResults:
     @property
     def title(self) -> str:
         """The task's name, and what was changed."""
-        return words.joined(words.TITLES[self.task], words.changes_title(self.changes), by=", with ")
+        return words.changed_title(self.task, self.changes)
 
     @property
     def by_depth(self) -> dict[int, list[GradientStudy]]:
@@ -150,7 +149,8 @@ def gradient_results(studies: Iterable[Study], observations: Mapping[str, Observ
     for study in studies:
         one = GradientStudy(study, observations.get(study.setting.key, {}))
         if one.runs:
-            found.setdefault((study.setting.task, common_changes(study.setting)), []).append(one)
+            changes = words.changes_between(published(study.setting), study.setting, leave_out=SHOWN_TOGETHER)
+            found.setdefault((study.setting.task, changes), []).append(one)
     cells = sorted(paper.KINDS, key=lambda cell: not cell.startswith("dmu"))
     made = [
         GradientResults(task, changes, sorted(of, key=lambda one: (one.depth, cells.index(one.cell), -one.setting.lr)))
@@ -161,12 +161,4 @@ def gradient_results(studies: Iterable[Study], observations: Mapping[str, Observ
 
 def published(setting: Setting) -> Setting:
     """The paper's setting of the same cell, at the same depth where it has one."""
-    depth = paper.depth_of(setting)
-    has_depth = setting.task not in SYNTHETIC and depth in paper.DEPTHS
-    return paper.setting(setting.task, paper.kind_of(setting), depth if has_depth else 1)
-
-
-def common_changes(setting: Setting) -> words.Changes:
-    """What differs from the paper's setting, but for what a figure shows side by side."""
-    own, theirs = asdict(setting), asdict(published(setting))
-    return tuple((name, own[name]) for name in own if own[name] != theirs[name] and name not in SHOWN_TOGETHER)
+    return paper.setting(setting.task, paper.kind_of(setting)) if setting.task in SYNTHETIC else nearest(setting)[1]

@@ -22,6 +22,11 @@ def spread(values: Sequence[float], best: int) -> Spread:
     return Spread(values[best], statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
+def perplexity(loss: float) -> float:
+    """The usual perplexity of a cross-entropy; inf where it is too large for a number."""
+    return math.exp(loss) if not loss > 700 else math.inf
+
+
 def welch(difference: float, *samples: tuple[float, int]) -> float:
     """The two-sided p-value of Welch's t-test, for two samples of (standard deviation, runs).
 

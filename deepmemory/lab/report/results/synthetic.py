@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -58,7 +58,7 @@ class SyntheticResults:
     @property
     def title(self) -> str:
         """The task's name, and what was changed."""
-        return words.joined(words.TITLES[self.task], words.changes_title(self.changes), by=", with ")
+        return words.changed_title(self.task, self.changes)
 
     @property
     def epochs(self) -> int:
@@ -87,21 +87,16 @@ def synthetic_results(studies: Sequence[Study]) -> list[SyntheticResults]:
     found: dict[tuple[str, words.Changes, words.Changes], dict[str, Study]] = {}
     for study in studies:
         if study.setting.task in SYNTHETIC and any(run.epochs for run in study.runs):
-            common, own = changes_of(study)
-            found.setdefault((study.setting.task, common, own), {})[study.setting.cell] = study
+            task, cell = study.setting.task, study.setting.cell
+            changed = words.changes_between(paper.setting(task, cell), study.setting, leave_out=["epochs"])
+            common = tuple(item for item in changed if OWNERS.get(item[0], ("", ()))[0] != "cell")
+            own = tuple(item for item in changed if item not in common)
+            found.setdefault((task, common, own), {})[cell] = study
     made = []
     for (task, common, own), cells in found.items():
         filled = {**found.get((task, common, ()), {}), **cells}
         made.append(SyntheticResults(task, common + own, {cell: filled[cell] for cell in CELLS if cell in filled}))
     return sorted(made, key=lambda one: (SYNTHETIC.index(one.task), len(one.changes), words.changes_title(one.changes)))
-
-
-def changes_of(study: Study) -> tuple[words.Changes, words.Changes]:
-    """Settings that differ from the paper's: those that concern every cell, and those of this cell alone."""
-    published, own = asdict(paper.setting(study.setting.task, study.setting.cell)), asdict(study.setting)
-    changed = [(name, value) for name, value in own.items() if value != published[name] and name != "epochs"]
-    common = tuple(item for item in changed if OWNERS.get(item[0], ("", ()))[0] != "cell")
-    return common, tuple(item for item in changed if item not in common)
 
 
 def cell_results(study: Study) -> CellResults:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -17,8 +17,8 @@ from deepmemory.lab import paper
 from deepmemory.lab.paper import Reading, Spread
 from deepmemory.lab.records import DIVERGED, REACHED, Run, Study
 from deepmemory.lab.report import words
-from deepmemory.lab.report.blocks import Mark
-from deepmemory.lab.report.results.stats import spread, welch
+from deepmemory.lab.report.results.stats import perplexity, spread, welch
+from deepmemory.lab.report.table import Mark
 from deepmemory.lab.settings import LANGUAGES, PIXELS, REAL, Setting
 
 CLOSE = 2.0  # standard deviations: a mean that is no farther away is reproduced
@@ -161,11 +161,6 @@ def best_scores(run: Run, measure: str, epochs: int, by: str) -> tuple[float, fl
 def best_of(measure: str) -> Callable[..., Any]:
     """``max`` for accuracies, ``min`` for losses and perplexities."""
     return max if measure == "accuracy" else min
-
-
-def perplexity(loss: float) -> float:
-    """The usual perplexity of a cross-entropy; inf where it is too large for a number."""
-    return math.exp(loss) if not loss > 700 else math.inf
 
 
 @dataclass(frozen=True)
@@ -345,13 +340,12 @@ def real_results(studies: Sequence[Study]) -> list[RealResults]:
 def study_result(study: Study) -> StudyResult:
     """A study with the experiment it belongs to, and how it differs from what the paper did there."""
     experiment, published = nearest(study.setting)
-    theirs, own = asdict(published), asdict(study.setting)
-    changes = tuple((name, own[name]) for name in own if own[name] != theirs[name] and name not in COORDINATES)
+    changes = words.changes_between(published, study.setting, leave_out=COORDINATES)
     if experiment.task != "pixel-mnist" or not changes:
         return StudyResult(study, experiment, changes, published.epochs)
     # The paper trains pixels for no number of epochs that we know of: it is a part of the recipe.
-    longer = [("epochs", own["epochs"])] if own["epochs"] != theirs["epochs"] else []
-    return StudyResult(study, experiment, (*changes, *longer), own["epochs"])
+    longer = (("epochs", study.setting.epochs),) if study.setting.epochs != published.epochs else ()
+    return StudyResult(study, experiment, changes + longer, study.setting.epochs)
 
 
 published = lru_cache(paper.setting)

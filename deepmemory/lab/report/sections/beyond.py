@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, NamedTuple
 
 from deepmemory.lab.report import beyond_figures, words
-from deepmemory.lab.report.blocks import Block, Column, Commands, Details, Image, Page, Section, Table, Text, number
-from deepmemory.lab.report.results.beyond import SOLVED, BeyondResults, Outcome, perplexity
+from deepmemory.lab.report.blocks import Block, Commands, Details, Image, Page, Section, Text
+from deepmemory.lab.report.results.beyond import SOLVED, BeyondResults, Outcome
+from deepmemory.lab.report.results.stats import perplexity
 from deepmemory.lab.report.sections import shared
+from deepmemory.lab.report.table import Column, Table, number
 from deepmemory.lab.tasks.state_tracking import LONGER
 from deepmemory.lab.training.progress import duration
 
@@ -25,7 +28,7 @@ def beyond_page(results: Sequence[BeyondResults], sessions: shared.Sessions, com
 
 def experiment_section(results: BeyondResults) -> Section:
     """Figure, table and settings of one experiment."""
-    blocks: list[Block] = list(SECTIONS[results.name](results))
+    blocks: list[Block] = experiment_blocks(results)
     if results.rest:
         blocks.append(Details("Studies at other rates, or with other settings", [table(results.name, results.rest)]))
     named = {words.joined(one.title, one.part): one.setting for one in results.shown}
@@ -45,51 +48,13 @@ def what_was_run(results: BeyondResults, text: str) -> Text:
     return Text(words.joined(text, f"So far there are {', '.join(notes)}." if notes else "", by=" "))
 
 
-def depth_blocks(results: BeyondResults) -> list[Block]:
-    """Perplexity by depth."""
-    text = (
-        "Language models on the words of the Penn Treebank, with the same number of weights at every depth. The state "
-        "passes n linear layers at every time step; in a residual DMU every hidden layer from the second on adds to "
-        "the one before it, so up to n = 2 it is a plain one. The perplexity is exp(loss), as mean and standard "
-        "deviation over the runs, each with the weights that were best on validation."
-    )
-    caption = "Test perplexity by depth of the transition: mean and range of the runs."
-    image = Image("beyond-depth", caption, partial(beyond_figures.draw_depth, results))
-    return [image, what_was_run(results, text), table("depth", results.shown)]
-
-
-def state_tracking_blocks(results: BeyondResults) -> list[Block]:
-    """Which models learn to multiply, and how far beyond the length in training."""
+def experiment_blocks(results: BeyondResults) -> list[Block]:
+    """Figure and table of an experiment, and what it is."""
+    layout = LAYOUTS[results.name]
     lengths = words.listed([str(length) for length in sorted({one.setting.max_length for one in results.shown})])
-    text = (
-        "The input is a sequence of elements of a group, the output at every step their product so far. Sequences in "
-        f"training have T = {lengths} steps. Accuracies are shares of all positions, for new sequences of T, 8 T and "
-        "64 T steps, as mean and standard deviation over the runs, each with the weights that had the lowest "
-        f"validation loss at T steps; “{SOLVED:.0%}” counts runs with at least that accuracy. Every model was trained "
-        f"with the same learning rates, {results.experiment.search_runs} runs each; the one with the lowest mean "
-        "validation loss was trained with all runs and is shown. The minGRU is a linear recurrence."
-    )
-    caption = (
-        f"State tracking: share of runs that have had an accuracy of {SOLVED:.0%} on validation sequences 8 times as "
-        "long as those in training, by optimiser step."
-    )
-    image = Image("beyond-state-tracking", caption, partial(beyond_figures.draw_state_tracking, results))
-    return [image, what_was_run(results, text), table("state-tracking", results.shown)]
-
-
-def long_adding_blocks(results: BeyondResults) -> list[Block]:
-    """Loss by length."""
-    text = (
-        "The Adding problem of the paper at lengths of thousands of steps; every cell begins with gates that keep the "
-        "state for about as long. Always giving the mean has a loss of about 0.04. Losses of targets that are the sum "
-        "itself, as in other papers, are four times those here: the 2.4e-5 of LEM at 10,000 steps (arXiv:2110.04744, "
-        "128 units, 30,000 optimiser steps of 50 sequences) would be 6e-6. Here a run has 2,500 steps of 50 sequences. "
-        "Learning rates were searched at the shortest length, the same ones for every model; the one with the lowest "
-        "mean validation loss is shown, and used at the other lengths."
-    )
-    caption = "Long memory: test loss of the Adding problem by length, mean and range of the runs."
-    image = Image("beyond-long-adding", caption, partial(beyond_figures.draw_long_adding, results))
-    return [image, what_was_run(results, text), table("long-adding", results.shown)]
+    image = Image(f"beyond-{results.name}", layout.caption, partial(layout.draw, results))
+    text = layout.text.format(lengths=lengths, search_runs=results.experiment.search_runs)
+    return [image, what_was_run(results, text), table(results.name, results.shown)]
 
 
 def table(name: str, outcomes: Sequence[Outcome]) -> Table:
@@ -97,11 +62,11 @@ def table(name: str, outcomes: Sequence[Outcome]) -> Table:
     diverged = any(one.diverged for one in outcomes)
     return Table(
         [
-            Column(PART_TITLES[name], lambda one: one.part),
+            Column(LAYOUTS[name].part, lambda one: one.part),
             Column("model", lambda one: words.cell_title(one.kind)),
             number("n", lambda one: str(one.depth or words.NOTHING)),
             number("weights", lambda one: f"{one.weights:,}", brief=False),
-            *MEASURES[name],
+            *LAYOUTS[name].columns,
             number("runs", lambda one: f"{len(one.tested)}/{len(one.study.runs)}", brief=False),
             *([number("diverged", lambda one: str(one.diverged))] if diverged else []),
             number("epochs", lambda one: str(one.epochs), brief=False),
@@ -139,23 +104,59 @@ def accuracy_columns() -> list[Column]:
     ]
 
 
+class Layout(NamedTuple):
+    """What the page has of an experiment beside the columns of every table."""
+
+    part: str  # what its parts are
+    text: str  # with {lengths} of the sequences in training, and {search_runs} for each learning rate
+    caption: str
+    draw: Callable[[BeyondResults], Any]
+    columns: Sequence[Column]
+
+
 RATE = number("rate", lambda one: f"{one.setting.lr:g}", brief=False)
-PART_TITLES = {"depth": "size", "state-tracking": "group", "long-adding": "length"}
-MEASURES: dict[str, list[Column]] = {
-    "depth": [
-        number("valid perplexity", lambda one: words.mean_text(one.valid(scale=perplexity), "perplexity")),
-        number("test perplexity", lambda one: words.mean_text(one.test(scale=perplexity), "perplexity")),
-    ],
-    "state-tracking": [RATE, *accuracy_columns()],
-    "long-adding": [
-        RATE,
-        number("valid loss", lambda one: words.mean_text(one.valid(), "small loss")),
-        number("test loss, best; mean", lambda one: words.spread_text(one.test(), "small loss")),
-        number("within 0.04", lambda one: words.mean_text(one.test("accuracy"), "percent")),
-    ],
-}
-SECTIONS: dict[str, Callable[[BeyondResults], list[Block]]] = {
-    "depth": depth_blocks,
-    "state-tracking": state_tracking_blocks,
-    "long-adding": long_adding_blocks,
+LAYOUTS: dict[str, Layout] = {
+    "depth": Layout(
+        "size",
+        "Language models on the words of the Penn Treebank, with the same number of weights at every depth. The state "
+        "passes n linear layers at every time step; in a residual DMU every hidden layer from the second on adds to "
+        "the one before it, so up to n = 2 it is a plain one. The perplexity is exp(loss), as mean and standard "
+        "deviation over the runs, each with the weights that were best on validation.",
+        "Test perplexity by depth of the transition: mean and range of the runs.",
+        beyond_figures.draw_depth,
+        [
+            number("valid perplexity", lambda one: words.mean_text(one.valid(scale=perplexity), "perplexity")),
+            number("test perplexity", lambda one: words.mean_text(one.test(scale=perplexity), "perplexity")),
+        ],
+    ),
+    "state-tracking": Layout(
+        "group",
+        "The input is a sequence of elements of a group, the output at every step their product so far. Sequences in "
+        "training have T = {lengths} steps. Accuracies are shares of all positions, for new sequences of T, 8 T and "
+        "64 T steps, as mean and standard deviation over the runs, each with the weights that had the lowest "
+        f"validation loss at T steps; “{SOLVED:.0%}” counts runs with at least that accuracy. Every model was trained "
+        "with the same learning rates, {search_runs} runs each; the one with the lowest mean validation loss was "
+        "trained with all runs and is shown. The minGRU is a linear recurrence.",
+        f"State tracking: share of runs that have had an accuracy of {SOLVED:.0%} on validation sequences 8 times as "
+        "long as those in training, by optimiser step.",
+        beyond_figures.draw_state_tracking,
+        [RATE, *accuracy_columns()],
+    ),
+    "long-adding": Layout(
+        "length",
+        "The Adding problem of the paper at lengths of thousands of steps; every cell begins with gates that keep the "
+        "state for about as long. Always giving the mean has a loss of about 0.04. Losses of targets that are the sum "
+        "itself, as in other papers, are four times those here: the 2.4e-5 of LEM at 10,000 steps (arXiv:2110.04744, "
+        "128 units, 30,000 optimiser steps of 50 sequences) would be 6e-6. Here a run has 2,500 steps of 50 sequences. "
+        "Learning rates were searched at the shortest length, the same ones for every model; the one with the lowest "
+        "mean validation loss is shown, and used at the other lengths.",
+        "Long memory: test loss of the Adding problem by length, mean and range of the runs.",
+        beyond_figures.draw_long_adding,
+        [
+            RATE,
+            number("valid loss", lambda one: words.mean_text(one.valid(), "small loss")),
+            number("test loss, best; mean", lambda one: words.spread_text(one.test(), "small loss")),
+            number("within 0.04", lambda one: words.mean_text(one.test("accuracy"), "percent")),
+        ],
+    ),
 }

@@ -8,24 +8,12 @@ from functools import partial
 from deepmemory.gradients import CANDIDATE_LIMIT, GATE_LIMIT
 from deepmemory.lab.records import Run
 from deepmemory.lab.report import figures, words
-from deepmemory.lab.report.blocks import (
-    Block,
-    Column,
-    Commands,
-    Heading,
-    Image,
-    Items,
-    Page,
-    Section,
-    Table,
-    Text,
-    number,
-    text_columns,
-)
+from deepmemory.lab.report.blocks import Block, Commands, Heading, Image, Items, Page, Section, Text
 from deepmemory.lab.report.results.gradients import QUANTITIES, GradientResults, GradientStudy, Quantity
 from deepmemory.lab.report.results.stats import median, rank_correlation
 from deepmemory.lab.report.results.synthetic import is_under
 from deepmemory.lab.report.sections import shared
+from deepmemory.lab.report.table import Column, Table, number, text_columns
 from deepmemory.lab.settings import SYNTHETIC, THRESHOLDS, threshold_label
 
 ARROW = "→"

@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 
 from deepmemory.lab import paper
 from deepmemory.lab.report import words
-from deepmemory.lab.report.blocks import Block, Column, Details, Heading, Section, Table, Text, number, text_columns
+from deepmemory.lab.report.blocks import Block, Heading, Section, Text
 from deepmemory.lab.report.results import tables
 from deepmemory.lab.report.results.tables import RealResults, Scores, StudyResult, TableRow
 from deepmemory.lab.report.sections import shared
+from deepmemory.lab.report.table import Column, Table, number, text_columns
 
 Images = Callable[[RealResults, Sequence[StudyResult]], list[Block]]
 
 
 def readings_section(results: Sequence[RealResults], images: Images) -> list[Section]:
-    """Both readings of every open setting; readings that nobody trained are folded."""
-    blocks: list[Block] = []
-    not_run = []
-    for reading in (one for one in paper.TABLE_READINGS if {of.task for of in results} & set(one.tasks)):
+    """Both readings of every open setting, and what else the paper leaves open."""
+
+    def compare(reading: paper.Reading) -> tuple[str, list[Block], list[Block]]:
         rows: list[tuple[TableRow, StudyResult]] = []
         drawn: list[Block] = []
         for one in results:
@@ -27,9 +27,6 @@ def readings_section(results: Sequence[RealResults], images: Images) -> list[Sec
             others.sort(key=lambda of: of.experiment.order)
             rows += [(by_experiment[other.experiment], other) for other in others]
             drawn += images(one, others)
-        if not rows:
-            not_run.append((reading, reading.why))
-            continue
         columns = [
             Column("test", lambda pair: pair[0].experiment.title),
             Column("measure", lambda pair: pair[0].measure),
@@ -37,9 +34,11 @@ def readings_section(results: Sequence[RealResults], images: Images) -> list[Sec
             number(reading.labels[0], lambda pair: main_text(pair[0])),
             number(reading.labels[1], lambda pair: other_text(*pair)),
         ]
-        blocks += [Heading(shared.reading_title(reading)), Text(reading.why), Table(columns, rows)]
-        blocks.append(Details(f"Figures with the reading “{reading.labels[1]}”", drawn))
-    blocks += [*epoch_blocks(results), *perplexity_blocks(results), *rate_blocks(results), *shared.not_run(not_run)]
+        return reading.why, [Table(columns, rows)] if rows else [], drawn
+
+    tasks = {one.task for one in results}
+    compared, not_run = shared.readings([one for one in paper.TABLE_READINGS if tasks & set(one.tasks)], compare)
+    blocks = [*compared, *epoch_blocks(results), *perplexity_blocks(results), *rate_blocks(results), *not_run]
     return [Section("What the paper leaves open", blocks)] if blocks else []
 
 

@@ -9,27 +9,14 @@ from functools import partial
 from deepmemory.lab import paper
 from deepmemory.lab.bench.loop_time import STEPS, LoopTime, key_of
 from deepmemory.lab.report import figures, words
-from deepmemory.lab.report.blocks import (
-    Block,
-    Column,
-    Commands,
-    Details,
-    Heading,
-    Image,
-    Items,
-    Page,
-    Section,
-    Table,
-    Text,
-    number,
-    text_columns,
-)
-from deepmemory.lab.report.results import table_claims, tables
+from deepmemory.lab.report.blocks import Block, Commands, Details, Heading, Image, Items, Page, Section, Text
+from deepmemory.lab.report.results import stats, table_claims, tables
 from deepmemory.lab.report.results.claims import Verdict, rules_in_words
 from deepmemory.lab.report.results.table_claims import tasks_of
 from deepmemory.lab.report.results.tables import Experiment, RealResults, ResultTable, StudyResult, TableRow
 from deepmemory.lab.report.sections import shared
 from deepmemory.lab.report.sections.readings import readings_section, runs_text
+from deepmemory.lab.report.table import Column, Table, number, text_columns
 from deepmemory.lab.settings import REAL
 from deepmemory.lab.tasks import chance_level
 from deepmemory.lab.training.progress import duration
@@ -252,7 +239,7 @@ def others_blocks(results: RealResults) -> list[Block]:
     measure, how = first.measure, first.format
 
     def usual(one: StudyResult) -> str:
-        return words.number(tables.mean(one.scores("loss", tables.perplexity).test), how)
+        return words.number(tables.mean(one.scores("loss", stats.perplexity).test), how)
 
     def chance(one: StudyResult) -> str:
         level = chance_level(one.study.setting)

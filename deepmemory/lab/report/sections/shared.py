@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from deepmemory.lab.paper import Reading
 from deepmemory.lab.records import Study
 from deepmemory.lab.report import words
-from deepmemory.lab.report.blocks import Block, Column, Details, Items, Mark, Table, Text, number
+from deepmemory.lab.report.blocks import Block, Details, Heading, Items, Text
 from deepmemory.lab.report.results.claims import Verdict
+from deepmemory.lab.report.table import Column, Mark, Table, number
 from deepmemory.lab.settings import SHARED_RATE, Setting
 
 Sessions = Mapping[int, Mapping[str, Any]]  # machine, versions and commit of each session, by its number
@@ -61,18 +62,24 @@ def folded(summary: str, table: Table) -> list[Block]:
     return [Details(summary, [table])] if table.items else []
 
 
-def reading_title(reading: Reading) -> str:
-    """The open setting and its two readings."""
-    return f"{reading.name}: {' or '.join(reading.labels)}"
+def readings(
+    open_settings: Iterable[Reading], compare: Callable[[Reading], tuple[str, list[Block], list[Block]]]
+) -> tuple[list[Block], list[Block]]:
+    """Both readings of every open setting, and those that nobody trained, folded, with the commands that train them.
 
-
-def not_run(readings: Sequence[tuple[Reading, str]]) -> list[Block]:
-    """Readings that nobody trained, each with what it is about, folded, with the commands that train them."""
-    texts: list[Block] = []
-    for one, why in readings:
-        command = f"“{one.labels[1]}” was not run; this runs it: `{one.command}`"
-        texts += [Text(f"**{reading_title(one)}**"), Text(f"{why} {command}")]
-    return [Details("Readings that were not run", texts)] if texts else []
+    ``compare`` gives what a reading is about, the tables of both values (none where nobody trained the other), figures.
+    """
+    compared: list[Block] = []
+    not_run: list[Block] = []
+    for one in open_settings:
+        title, (why, tables, drawn) = f"{one.name}: {' or '.join(one.labels)}", compare(one)
+        if tables:
+            folded = Details(f"Figures with the reading “{one.labels[1]}”", drawn)
+            compared += [Heading(title), Text(why), *tables, folded]
+        else:
+            told = Text(f"{why} “{one.labels[1]}” was not run; this runs it: `{one.command}`")
+            not_run += [Text(f"**{title}**"), told]
+    return compared, [Details("Readings that were not run", not_run)] if not_run else []
 
 
 def biases(settings: Iterable[Setting]) -> str:

@@ -8,24 +8,12 @@ from typing import Any
 
 from deepmemory.lab import paper
 from deepmemory.lab.report import figures, words
-from deepmemory.lab.report.blocks import (
-    Block,
-    Column,
-    Commands,
-    Details,
-    Heading,
-    Image,
-    Items,
-    Page,
-    Section,
-    Table,
-    Text,
-    number,
-)
+from deepmemory.lab.report.blocks import Block, Commands, Image, Items, Page, Section, Text
 from deepmemory.lab.report.results import synthetic
 from deepmemory.lab.report.results.claims import rules_in_words
 from deepmemory.lab.report.results.synthetic import CellResults, SyntheticResults
 from deepmemory.lab.report.sections import shared
+from deepmemory.lab.report.table import Column, Table, number
 from deepmemory.lab.settings import CELLS, THRESHOLDS, threshold_label
 from deepmemory.lab.tasks import task_of
 from deepmemory.lab.training.network import weight_count
@@ -129,29 +117,27 @@ def counts(cell_of: Callable[[Any], CellResults]) -> list[Column]:
 
 
 def readings_section(results: Sequence[SyntheticResults]) -> Section:
-    """What the paper leaves open, in both readings; readings that nobody trained are folded."""
-    main = {one.task: one for one in results if not one.changes}
-    blocks: list[Block] = []
-    tasks: list[str] = []
-    not_run: list[tuple[paper.Reading, str]] = []
-    for reading in (one for one in paper.READINGS if {of.task for of in results} & set(one.tasks)):
+    """What the paper leaves open, in both readings."""
+    main, trained = {one.task: one for one in results if not one.changes}, dict[str, None]()
+
+    def compare(reading: paper.Reading) -> tuple[str, list[Block], list[Block]]:
         others = {one.task: one for one in results if one.is_reading(reading)}
+        trained.update(dict.fromkeys(others))
         why = reading.why
         if reading.field == "patience":
-            trained, needed = synthetic.epochs_with_patience(results)
-            why += f" The runs with the paper's settings trained {trained:,} epochs; stopped at once, {needed:,}."
-        if others:
-            blocks += [Heading(shared.reading_title(reading)), Text(why), *reading_blocks(reading, main, others)]
-            tasks += others
-        else:
-            not_run.append((reading, why))
-    return Section("What the paper leaves open", [*blocks, *shared.not_run(not_run)], tuple(tasks))
+            epochs, needed = synthetic.epochs_with_patience(results)
+            why += f" The runs with the paper's settings trained {epochs:,} epochs; stopped at once, {needed:,}."
+        return why, reading_tables(reading, main, others) if others else [], [figure(of) for of in others.values()]
+
+    tasks = {one.task for one in results}
+    compared, not_run = shared.readings([one for one in paper.READINGS if tasks & set(one.tasks)], compare)
+    return Section("What the paper leaves open", [*compared, *not_run], tuple(trained))
 
 
-def reading_blocks(
+def reading_tables(
     reading: paper.Reading, main: Mapping[str, SyntheticResults], others: Mapping[str, SyntheticResults]
 ) -> list[Block]:
-    """Counts, statements and figures of both readings side by side."""
+    """Counts and statements of both readings side by side."""
     rows, missing, verdicts = [], [], []
     for task, other in others.items():
         pairs = [(reading.labels[0], main.get(task)), (reading.labels[1], other)]
@@ -178,7 +164,6 @@ def reading_blocks(
         Table(columns, rows),
         *([Text(f"Not run with “{reading.labels[1]}”: {'; '.join(missing)}.")] if missing else []),
         *([Table(claims, verdicts)] if verdicts else []),
-        Details(f"Figures with the reading “{reading.labels[1]}”", [figure(other) for other in others.values()]),
     ]
 
 

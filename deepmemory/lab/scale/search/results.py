@@ -110,8 +110,9 @@ def as_number(value: Any) -> float | str:
 def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:
     """Write one page with a figure and a table for each search, and each figure as a file."""
     from deepmemory.lab.report import figures
-    from deepmemory.lab.report.blocks import Block, Column, Details, Image, Page, Section, Table, Text
+    from deepmemory.lab.report.blocks import Block, Details, Image, Page, Section, Text
     from deepmemory.lab.report.render import html
+    from deepmemory.lab.report.table import Column, Table
 
     sections, drawn = [], {}
     for study in studies:
