@@ -11,6 +11,7 @@ from statistics import median
 
 from deepmemory.lab import paper
 from deepmemory.lab.records import Records, Study
+from deepmemory.lab.report.figures import render
 from deepmemory.lab.report.render import markdown
 from deepmemory.lab.report.table import Table, text_columns
 from deepmemory.lab.settings import THRESHOLDS, Setting, threshold_label
@@ -114,7 +115,6 @@ def range_table(studies: dict[str, Study]) -> str:
 
 def draw(studies: dict[str, Study]) -> None:
     """How many of 51 runs have solved each task by each epoch."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.1), layout="constrained")
@@ -132,8 +132,7 @@ def draw(studies: dict[str, Study]) -> None:
         panel.spines[["top", "right"]].set_visible(False)
     figure.axes[0].set_ylabel("runs of 51 that solved it")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
-    with matplotlib.rc_context({"svg.hashsalt": "deepmemory"}):  # the same records give the same file
-        figure.savefig(FIGURE, metadata={"Date": None})
+    FIGURE.write_bytes(render(figure, "svg"))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import deepmemory as dm
 from deepmemory.lab.bench.contestants import count_weights
 from deepmemory.lab.bench.speed import machine
 from deepmemory.lab.records import git_commit, now
+from deepmemory.lab.report.figures import render
 from deepmemory.lab.writing import put
 
 ROOT = Path(__file__).parent.parent
@@ -116,7 +117,6 @@ def table(result: dict) -> str:
 
 def draw(result: dict) -> None:
     """Every run as a thin line, the median of each start as a thick one."""
-    import matplotlib
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 3.4), layout="constrained")
@@ -139,8 +139,7 @@ def draw(result: dict) -> None:
         panel.spines[["top", "right"]].set_visible(False)
         panel.legend(loc="lower right", frameon=False, fontsize=8)
     panels[0].set_ylabel("reward of an episode")
-    with matplotlib.rc_context({"svg.hashsalt": "deepmemory"}):  # the same results give the same file
-        figure.savefig(FIGURE, metadata={"Date": None})
+    FIGURE.write_bytes(render(figure, "svg"))
 
 
 def write(result: dict) -> None:
