@@ -186,7 +186,7 @@ class Source:
         return f"state->h{index}"
 
     def text(self, file: str, prefix: str, words: Sequence[str] | None, note: str) -> str:
-        """The whole file."""
+        """The C source as one text."""
         reads_words = isinstance(self.modules[0], nn.Embedding)
         parts = [f"    {part!r}" for part in self.modules] + ([""] if note else []) + note.splitlines()
         arrays = [*self.constants.arrays, *([word_array(words)] if words is not None else [])]

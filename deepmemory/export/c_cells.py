@@ -191,7 +191,7 @@ def rnn(body: Statements) -> None:
 
 
 def gru(body: Statements) -> None:
-    """Both sides apart: the reset gate is on the state's side of the candidate."""
+    """The step of a GRU. Input and state stay apart: the reset gate is on the state's side of the candidate."""
     d = body.layer.hidden_size
     body.buffers = {"a": 3 * d, "b": 3 * d}
     body.linear("a", body.bias("bias_ih"), "weight_ih", "x")

@@ -72,7 +72,7 @@ def observe(model: nn.Module, kind: type[Recurrent], stepwise: bool) -> Iterator
 
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
-    """Without gradients of the module's weights."""
+    """Switch off the gradients of the module's weights."""
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)
@@ -94,7 +94,7 @@ class Recorder:
     order: Tensor | None = None  # of the call's sequences, where they come packed
 
     def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """A call begins."""
+        """Note that a call of the module begins."""
         self.calls += 1
         given = args[0] if args else kwargs.get("input")
         self.order = given.unsorted_indices if isinstance(given, PackedSequence) else None
@@ -102,7 +102,7 @@ class Recorder:
     def run(
         self, layer: int, direction: int, run: Run, x: Tensor, state: State, sequences: Sequences
     ) -> tuple[Tensor, State]:
-        """One layer runs in one direction."""
+        """Run one layer in one direction and record it."""
         if self.stepwise:
             y, final, steps = step_by_step(run, x, state, sequences, reverse=bool(direction))
         else:

@@ -15,7 +15,7 @@ from deepmemory.ops.recurrence import FULL_LENGTH
 
 
 def places(dmu: DMU | DMUCell) -> list[tuple[int, int]]:
-    """Every (layer, direction)."""
+    """All pairs (layer, direction) of a module."""
     if isinstance(dmu, DMUCell):
         return [(0, 0)]
     return [(layer, direction) for layer in range(dmu.num_layers) for direction in range(dmu._directions)]

@@ -43,7 +43,7 @@ MACHINE, LAUNCHING = "Machine", "Several studies or machines"
 
 
 def threshold_label(threshold: float) -> str:
-    """1e-2, not 1e-02."""
+    """A threshold as people write it: 1e-2, not 1e-02."""
     return f"{threshold:.0e}".replace("e-0", "e-")
 
 
@@ -367,13 +367,13 @@ class Setting:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
     def to_json(self) -> str:
-        """All fields, in their order."""
+        """All fields as JSON, in their order."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how a study is computed; none of it is part of what is studied."""
+    """The machine that computes a study, and how; it is no part of the study's identity."""
 
     device: str = option("auto", "cpu, cuda, cuda:1, mps, or auto for the best one available", MACHINE)
     engine: str = option("auto", "engine of the recurrent layers: auto, or a name from deepmemory.engines()", MACHINE)

@@ -140,7 +140,7 @@ class DeepMemory:
             self.memory_entries(weights, hidden_size).add_(self.memory_bias)
 
     def memory_entries(self, weights: Mapping[str, Tensor], hidden_size: int) -> Tensor:
-        """Those of z, the first half of the last bias."""
+        """The biases of z: the first half of the last bias."""
         return weights[f"bias_{self.depth}"][:hidden_size]
 
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
@@ -162,11 +162,11 @@ class GivenTransition(DeepMemory):
     """A DMU cell whose weights live in a module of the caller's."""
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
-        """None of our own."""
+        """No weights: they are in the caller's module."""
         return {}
 
     def mask_sizes(self, hidden_size: int) -> dict[str, int]:
-        """The state's alone: hidden layers are the caller's."""
+        """Masks of the state alone: the hidden layers are the caller's."""
         return {"state": hidden_size}
 
 

@@ -131,7 +131,7 @@ class Recurrent(Defined):
                 setattr(self, name, weight)
 
     def flatten_parameters(self) -> None:
-        """Nothing to do: no engine here needs its weights in one piece. Kept for code written for ``nn.GRU``."""
+        """Do nothing: no engine needs its weights in one piece. Code written for ``nn.GRU`` may call it."""
 
     def _weights_by_layer(self) -> Iterator[tuple[dict[str, Tensor], int, int]]:
         for index, names in enumerate(self._all_weights):
@@ -281,7 +281,7 @@ class Recurrent(Defined):
     def _masks(
         self, masks: Mapping[str, Tensor] | None, x: Tensor, batched: bool, order: Tensor | None = None
     ) -> Mapping[str, Tensor]:
-        """Those that the caller gave, or new ones, for the sequences of x (T, B, m).
+        """The masks that the caller gave, or new ones, for the sequences of x (T, B, m).
 
         Drawn before anything else, so that a seed gives the same masks whatever the length.
         """
@@ -411,7 +411,7 @@ class Recurrent(Defined):
         return list(zip(*rows, strict=True))
 
     def _state_shapes(self, index: int, batch: int) -> list[tuple[int, int, int]]:
-        """Of one of the state's tensors, or of those in its place, one per layer, where widths differ."""
+        """The shape of one of the state's tensors; where widths differ, the shapes of its tensors, one per layer."""
         sizes = [self.definition.state_sizes(width)[index] for width in self._widths]
         if self._ragged:
             return [(self._directions, batch, size) for size in sizes]

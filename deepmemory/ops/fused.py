@@ -339,7 +339,7 @@ def _unpack(ctx: Any) -> Saved:
 
 
 class EagerScan(torch.autograd.Function):
-    """As :class:`Scan`, for ordinary tensors outside of ``torch.func``."""
+    """The same as :class:`Scan`, for ordinary tensors outside of ``torch.func``, at less cost per call."""
 
     @staticmethod
     def forward(ctx: Any, rec: Recurrence, engine: str, recompute: bool, *tensors: Any) -> tuple[Tensor, ...]:
@@ -357,7 +357,7 @@ class EagerScan(torch.autograd.Function):
     @staticmethod
     @one_by_one
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
-        """None for what is no tensor, then gradients of x, states and weights."""
+        """Return None for each argument that is no tensor, then the gradients of x, states and weights."""
         if torch.is_grad_enabled() or in_functorch():  # to be differentiated again, or for many gradients at once
             return Scan.backward(ctx, grad_y, *grads)
         needs = list(ctx.needs_input_grad[NOT_DIFFERENTIABLE:])
@@ -370,7 +370,7 @@ class Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(rec: Recurrence, engine: str, recompute: bool, *tensors: Any) -> tuple[Tensor, ...]:
-        """By the operator: below a transform there may be another."""
+        """Call the operator, because there may be another transform below this one."""
         sequences, (x, *rest) = _after_sequences(tensors)
         state, weights = rest[: rec.states], rest[rec.states :]
         return tuple(scan_op(x, state, weights, *sequences, *rec, engine, recompute, True))
@@ -389,7 +389,7 @@ class Scan(torch.autograd.Function):
     @staticmethod
     @one_by_one
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
-        """By a function of its own, so that it can be differentiated too."""
+        """Call a function of its own, so that the gradient can be differentiated too."""
         x, state, weights, sequences, y, trace = _unpack(ctx)
         grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[NOT_DIFFERENTIABLE:])
         spec = ctx.rec, ctx.engine, ctx.recompute, needs

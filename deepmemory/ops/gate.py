@@ -197,7 +197,7 @@ def _compare(rec: Recurrence, names: Sequence[str], given: Sequence[Shape], expe
 
 
 def weight_shapes(rec: Recurrence, features: int, width: int, given: list[Shape]) -> list[Shape]:
-    """As :class:`Recurrence` lays them out; how wide the hidden layers of a dmu are, the given shapes tell."""
+    """The shapes that weights should have; the widths of a DMU's hidden layers are taken from the given shapes."""
     if rec.classic:
         rows = GATES[rec.cell] * width
         return [(rows, features), (rows, width), *([(rows,)] * 2 if rec.bias else [])]

@@ -108,7 +108,7 @@ def weight_gradients(
     deltas: Tensor,
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
-    """From the records of both sweeps to the gradients that ``needs`` asks for; with or without runs."""
+    """The gradients that ``needs`` asks for, from the records of both sweeps; with or without runs."""
     if x.dim() == 3:
         x, h0, y, trace, deltas = (t[None] for t in (x, h0, y, trace, deltas))
         weights = [w[None] for w in weights]
@@ -157,7 +157,7 @@ def _states_before(rec: Recurrence, h0: Tensor, sequences: Sequences, y: Tensor)
 
 
 def _first_visited(record: Tensor, reverse: bool, lengths: Tensor | None) -> Tensor:
-    """Of a record (R, T, B, features), the step that each sequence begins with."""
+    """The step of a record (R, T, B, features) that each sequence begins with."""
     if not reverse:
         return record[:, 0]
     if lengths is None:

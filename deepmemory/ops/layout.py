@@ -1,4 +1,4 @@
-"""Where things lie: the linear layers of a step among the weights, and their features in a step's trace and deltas.
+"""The layout: the linear layers of a step among the weights, and their features in a step's trace and deltas.
 
 A sweep is the part that loops over time. It leaves two records, both (R, T, B, features):
 

@@ -104,7 +104,7 @@ FULL_LENGTH = Sequences()  # as long as the batch, without resets and masks
 
 
 def resets_of_sweep(resets: Tensor, lengths: Tensor | None, reverse: bool) -> Tensor:
-    """From where sequences begin anew, (T, B), to where a sweep zeroes the state, in a tensor of its own.
+    """The steps (T, B) before which a sweep zeroes the state, from those at which sequences begin anew; a new tensor.
 
     A sequence that begins at step t is cut between t - 1 and t: read backwards, the state is zero before step t - 1. In
     the padding nothing begins.
@@ -119,7 +119,7 @@ def resets_of_sweep(resets: Tensor, lengths: Tensor | None, reverse: bool) -> Te
 
 
 class Variation(NamedTuple):
-    """What a layer may add to its recurrence. The plain engine alone has it.
+    """What a layer may add to its recurrence. Only the plain engine supports it.
 
     ``layer_norm`` adds a gain (w_k) and, with biases, a shift (w_k) for every hidden layer at the end of the weights.
     """
@@ -130,6 +130,6 @@ class Variation(NamedTuple):
 
     @property
     def named(self) -> str:
-        """As a user asks for it."""
+        """The names of the arguments that ask for it."""
         asked = {"zoneout": self.zoneout, "layer_norm": self.layer_norm}
         return ", ".join(name for name, value in asked.items() if value)

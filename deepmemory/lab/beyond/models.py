@@ -41,7 +41,7 @@ def kind_of(setting: Setting) -> str:
 
 
 def nearest(make: Callable[[int], Setting], weights: int) -> Setting:
-    """Of the settings of all widths, the one whose network comes nearest to a number of weights."""
+    """The setting whose network comes nearest to a number of weights, among all widths."""
     from deepmemory.lab.tasks import task_of
     from deepmemory.lab.training.network import weight_count
 

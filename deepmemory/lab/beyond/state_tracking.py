@@ -1,4 +1,4 @@
-"""State tracking: which recurrences learn to multiply the elements of a group, and go on beyond the length in training.
+"""State tracking: which recurrences learn to multiply the elements of a group, also beyond the training length.
 
 A linear recurrence whose gates lie between 0 and 1 cannot do it at every length, not even for parity (Unlocking
 State-Tracking in Linear RNNs, arXiv:2411.12537). A5 and S5 are not solvable: no network of fixed depth without a

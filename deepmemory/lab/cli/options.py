@@ -40,7 +40,7 @@ DataFolder = Annotated[
 Checkpoint = Annotated[
     Path | None,
     typer.Argument(
-        help="OUT/checkpoints/STUDY, one of the files in it, or a task; default: the newest in OUT, or one of ours"
+        help="OUT/checkpoints/STUDY, one of the files in it, or a task; default: the newest in OUT, else a shipped one"
     ),
 ]
 TrainedIn = Annotated[Path, typer.Option("--out", help="folder with trained networks")]
@@ -51,7 +51,7 @@ RunSeed = Annotated[
 
 @dataclass(frozen=True)
 class Recording:
-    """Where a training command records and what it shows."""
+    """The options of a training command about its records and its display."""
 
     out: Path = option(Path("runs"), OUT_HELP, OUTPUT)  # noqa: RUF009 (it gives a field)
     tracker: str = option("none", "also log every epoch to tensorboard or mlflow", OUTPUT)
@@ -64,7 +64,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class OptionsOf:
-    """In the annotation of a verb's parameter: one option for each of these fields of a dataclass.
+    """Annotates a parameter of a verb: each of these fields of a dataclass becomes an option.
 
     The verb gets the dataclass; or, with ``changes_only``, the text of those options that were given, by field.
     """
@@ -172,7 +172,7 @@ def tell(as_json: bool, event: Mapping[str, Any], text: str) -> None:
 
 
 def split(names: str) -> list[str]:
-    """Names separated by commas."""
+    """Split names that are separated by commas."""
     return [name.strip() for name in names.split(",")]
 
 

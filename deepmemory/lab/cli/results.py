@@ -123,7 +123,7 @@ def bench(
     result = speed.bench(plan, file)
     draw(result, file.with_suffix(".svg"))
     print(speed_table(result))
-    print(f"numbers: {file}\npicture: {file.with_suffix('.svg')}")
+    print(f"numbers: {file}\nfigure: {file.with_suffix('.svg')}")
 
 
 def time_loops(tasks: str, machine: Machine, out: Path) -> None:

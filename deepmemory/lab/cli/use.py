@@ -21,7 +21,7 @@ SamplingSeed = Annotated[int, typer.Option("--seed", min=0, help="random seed fo
 CheckpointAndText = Annotated[
     list[str],
     typer.Argument(
-        metavar="[CHECKPOINT] TEXT", help="a trained network, default: the newest in OUT, or one of ours; a text"
+        metavar="[CHECKPOINT] TEXT", help="a trained network, default: the newest in OUT, else a shipped one; a text"
     ),
 ]
 
@@ -64,14 +64,14 @@ def inspect(
     found = inspection.inspect(load_model(choose_checkpoint(checkpoint, out), run, data, with_data=data is not None))
     told = {"event": "inspect", **inspection.as_data(found)}
     if to is not None:
-        told["pictures"] = [str(path) for path in inspection.draw(found, to)]
+        told["figures"] = [str(path) for path in inspection.draw(found, to)]
         put(to / "inspection.json", f"{json.dumps(told)}\n".encode())
     if as_json:
         print(json.dumps(told))
     else:
         inspection.show(found)
         if to is not None:
-            print(f"pictures: {', '.join(told['pictures'])}; numbers: {to / 'inspection.json'}")
+            print(f"figures: {', '.join(told['figures'])}; numbers: {to / 'inspection.json'}")
 
 
 def export(
@@ -265,7 +265,7 @@ def generate(
 
 
 def checkpoint_and_text(given: Sequence[str], text_expected: bool = True) -> tuple[Path | None, str | None]:
-    """Both from the command line, where either may be left out."""
+    """The checkpoint and the text from the command line, where either may be left out."""
     if len(given) > 2:
         raise ValueError(f"expected a checkpoint and one text in quotes, got {len(given)} arguments: {' '.join(given)}")
     if len(given) == 2:

@@ -86,7 +86,7 @@ def digest_of(path: Path) -> str:
 
 
 def record_path(path: Path) -> Path:
-    """Where the hash of a file is stored that has none in the registry; ``sha256sum -c`` reads it."""
+    """The file with the hash of a data file that has none in the registry; ``sha256sum -c`` reads it."""
     return path.with_name(f"{path.name}.sha256")
 
 

@@ -99,7 +99,7 @@ class Elements:
 
     @property
     def left(self) -> int:
-        """Bytes not read yet."""
+        """Number of bytes that were not read yet."""
         return len(self.data) - self.at
 
     @property

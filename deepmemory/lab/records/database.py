@@ -135,7 +135,7 @@ class Records:
                 self.out.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise RecordsError(f"--out {self.out} is not a folder that can be written to ({error})") from None
-        self.write = False  # until the file is known to be ours
+        self.write = False  # until the file is known to have our format
         if lacks_its_log(path):
             print(
                 f"warning: {path} was copied while a command was writing to it, or after one was killed, without "
@@ -168,7 +168,7 @@ class Records:
         self.close()
 
     def close(self) -> None:
-        """Leave a single file that can be copied and kept."""
+        """Close the database and leave a single file that can be copied."""
         if self.write:
             self.db.execute("PRAGMA busy_timeout=0")
             for pause in (0, os.getpid() % 97 / 1000):  # two that close at once are in each other's way, but only once
@@ -191,7 +191,7 @@ class Records:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing, also if the process dies or the disk is full; waits for other writers."""
+        """A transaction: it is written whole or not at all, also if the process dies or the disk is full."""
         with explained(self.path):
             self.db.execute("BEGIN IMMEDIATE")
             try:
@@ -230,7 +230,7 @@ class Records:
             return self.insert("session", started=now(), machine=json.dumps(described), git=git)
 
     def begin(self, study: int, seeds: Sequence[int], epoch: int, session: int) -> None:
-        """These runs resume after ``epoch``; what was written of later epochs is deleted and computed again."""
+        """Let runs resume after ``epoch``: records of later epochs are deleted, to be computed again."""
         with self.transaction():
             for seed in seeds:
                 run = self._run_id(study, seed)
@@ -468,5 +468,5 @@ def measures_in(series: Sequence[str]) -> list[str]:
 
 
 def first_under(losses: Sequence[float], thresholds: Sequence[float]) -> list[int | None]:
-    """For each threshold the first epoch, from 1, whose loss is below it."""
+    """The first epoch, from 1, whose loss is below each threshold."""
     return [next((e for e, loss in enumerate(losses, 1) if loss < threshold), None) for threshold in thresholds]

@@ -92,7 +92,7 @@ def is_merged(target: Path, studies: dict[str, Study], chosen: Chosen) -> bool:
 
 
 def comparable(run: Run) -> tuple[Any, ...]:
-    """All that is recorded of a run except times; numbers as bits, so that nan equals nan."""
+    """Everything recorded of a run except times; numbers are compared as bits, so that nan equals nan."""
     test = None if run.test is None else pack(list(run.test.values()))
     return run.state, run.first_under, run.best_epoch, test, *map(pack, run.curves.values()), run.epochs
 

@@ -45,14 +45,14 @@ def unpack(blob: bytes) -> tuple[float, ...]:
 
 
 def by_name(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
-    """Each value under its name."""
+    """Values by name."""
     if len(names) != len(values):
         raise ValueError(f"{len(values)} values, where there should be one for each of {shown(names)}")
     return dict(zip(names, values, strict=True))
 
 
 def pack_curves(curves: Mapping[str, Sequence[float]]) -> bytes:
-    """All epochs of a run, without loss, in half the space.
+    """Pack all epochs of a run without loss into half the space.
 
     Series by series, then all first bytes of the numbers, all second bytes and so on: like bytes side by side
     compress well.

@@ -32,7 +32,7 @@ SEARCHES = "sweeps.html"  # a page of its own, written before this one
 
 @dataclass(frozen=True)
 class Report:
-    """What records say, as pages and as plain data."""
+    """What the records say, as pages and as plain data."""
 
     pages: list[Page]
     data: list[dict[str, Any]]  # one entry for each task of the paper and each experiment beyond it
@@ -40,7 +40,7 @@ class Report:
 
 @dataclass(frozen=True)
 class WrittenReport(Report):
-    """A report in files."""
+    """A report and the files it was written to."""
 
     page: Path  # HTML, with everything in it
     markdown: Path  # the first of the Markdown pages

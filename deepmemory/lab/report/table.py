@@ -1,4 +1,4 @@
-"""Tables: a row for each item, a column for each thing to say of it."""
+"""The tables of a report: one row for each item, one column for each of its values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Mark:
-    """A table's cell that says how something turned out: well, badly, or neither (None)."""
+    """A cell with a verdict: good, bad, or neither (None)."""
 
     text: str
     good: bool | None
@@ -21,7 +21,7 @@ Cell = str | Mark
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its title, and what it says of an item."""
+    """A column of a table: its title, and the cell it has for an item."""
 
     title: str
     cell: Callable[[Any], Cell]
@@ -31,7 +31,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """One row for each item, one column for each thing to say of it."""
+    """A table with one row for each item."""
 
     columns: Sequence[Column]
     items: Sequence[Any]

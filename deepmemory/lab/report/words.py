@@ -101,7 +101,7 @@ def chance_text(setting: Setting) -> str:
 
 
 def joined(*texts: str, by: str = ", ") -> str:
-    """Those of the texts that are not empty."""
+    """Join the texts that are not empty."""
     return by.join(filter(None, texts))
 
 

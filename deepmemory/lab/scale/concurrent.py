@@ -127,7 +127,7 @@ class Relay:
         self.connection = connection
 
     def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
-        """Nothing to do: the process that started the workers has planned all studies."""
+        """Do nothing: the process that started the workers has planned all studies."""
 
     def say(self, text: str) -> None:
         """See :class:`Display`, also for the methods below."""

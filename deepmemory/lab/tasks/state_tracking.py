@@ -36,12 +36,12 @@ class StateTracking(SyntheticTask):
 
     @property
     def longest(self) -> int:
-        """Time steps in training."""
+        """Number of time steps in training."""
         return self.length
 
     @property
     def input_size(self) -> int:
-        """Elements of the group."""
+        """Number of elements of the group."""
         return self.size
 
     output_size = input_size

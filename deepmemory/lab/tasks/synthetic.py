@@ -30,7 +30,7 @@ class SyntheticTask(Protocol):
 
     @property
     def input_size(self) -> int:
-        """Features of x."""
+        """Number of features of x."""
 
     @property
     def output_size(self) -> int:
@@ -38,7 +38,7 @@ class SyntheticTask(Protocol):
 
     @property
     def longest(self) -> int:
-        """Time steps of x."""
+        """Largest number of time steps of x."""
 
     def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B); equal keys give equal sequences."""

@@ -75,12 +75,12 @@ class Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(keep: Tensor, added: Tensor) -> Tensor:
-        """All states."""
+        """Compute all states."""
         return scan(keep, added) if added.shape[1] > 1 else added.clone()  # never what was given itself
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        """Keep gates and states."""
+        """Save gates and states for the backward pass."""
         ctx.save_for_backward(inputs[0], output)
 
     @staticmethod

@@ -39,7 +39,7 @@ class Sizes(Protocol):
 
     @property
     def output_size(self) -> int:
-        """Features of the output."""
+        """Number of output features."""
 
 
 class Dropout:
@@ -63,12 +63,12 @@ class Dropout:
         widths = [width for width, _ in self.masked.values()]
         chances = uniform(derive(keys[:, None], torch.arange(sum(widths), device=keys.device))).split(widths, -1)
         return {
-            name: kept(chance, rate).to(dtype)
+            name: dropout_mask(chance, rate).to(dtype)
             for (name, (_, rate)), chance in zip(self.masked.items(), chances, strict=True)
         }
 
 
-def kept(chances: Tensor, rate: float) -> Tensor:
+def dropout_mask(chances: Tensor, rate: float) -> Tensor:
     """A factor for each uniform number: 0 with probability ``rate``, else what keeps the mean at 1."""
     return (chances >= rate).to(chances.dtype) / (1 - rate or 1)  # where all is dropped, there is nothing to scale
 
@@ -156,7 +156,7 @@ class TiedWordNetwork(nn.Module):
         masks = self.dropout.masks(keys, self.embedding.weight.dtype)
         x = at_all_times(in_time_order(self.embedding, words), masks.pop("input", None))
         if keys is not None and self.word_dropout:  # the same word has the same fate wherever it stands in a sequence
-            x = x * kept(uniform(derive(derive(keys, WORDS)[:, None], words)), self.word_dropout)[..., None]
+            x = x * dropout_mask(uniform(derive(derive(keys, WORDS)[:, None], words)), self.word_dropout)[..., None]
         output = masks.pop("output", None)
         y, state = self.recurrent(x, state, masks=masks)
         return at_every_step(self.logits, at_all_times(y, output)), state
@@ -245,7 +245,7 @@ class LinearUnderVmap(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """One run."""
+        """Compute one run."""
         return nn.functional.linear(rows, weight, bias)
 
     @staticmethod

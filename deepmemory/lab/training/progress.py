@@ -40,10 +40,10 @@ class Display(Protocol):
         """An epoch of some runs was recorded; ``training`` of them continue."""
 
     def end(self, setting: Setting, runs: Sequence[Run]) -> None:
-        """A study is finished."""
+        """Called when a study is finished."""
 
     def close(self) -> None:
-        """All studies are finished, or training was stopped."""
+        """Called when all studies are finished, or training was stopped."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ class StudyProgress:
         self.epoch = max((run.epochs for run in runs), default=0)
 
     def add_epoch(self, epoch: Epoch, training: int) -> None:
-        """Take over one epoch."""
+        """Add the numbers of one epoch."""
         for seed, values in epoch.values.items():
             for seeds, threshold in zip(self.under, THRESHOLDS, strict=True):
                 if values["valid_loss"] < threshold:

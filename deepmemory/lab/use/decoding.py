@@ -32,12 +32,12 @@ class Hypothesis(NamedTuple):
     finished: bool  # ended by itself, not by reaching the word limit
 
     def rank(self, power: float) -> tuple[bool, float]:
-        """For sorting: finished ones first, then by log-probability / words ** power."""
+        """The key for sorting: finished ones first, then by log-probability / words ** power."""
         return self.finished, self.score / (len(self.words) + self.finished) ** power
 
 
 def word_limit(foreign: Tensor) -> int:
-    """Where a translation is cut off that does not end by itself."""
+    """The number of words after which a translation is cut off."""
     return 2 * foreign.shape[1] + 10
 
 

@@ -98,7 +98,7 @@ def roll_of(raw: bytes, per_beat: int = EIGHTHS) -> Tensor:
 
 
 def parse_midi(raw: bytes, per_beat: int) -> Tensor:
-    """As :func:`roll_of`; a file that ends too early raises IndexError or struct.error."""
+    """The same as :func:`roll_of`, but a file that ends too early raises IndexError or struct.error."""
     if len(raw) > LARGEST:
         raise DataError(f"the MIDI file has more than the {LARGEST} bytes that are read")
     if raw[:4] != b"MThd":

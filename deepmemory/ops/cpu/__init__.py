@@ -213,7 +213,7 @@ _NO_STATE = (0,) * 6
 
 
 def _call(rec: Recurrence, x: Tensor, width: int, sequences: Sequences) -> tuple[list[int], list[Tensor | None]]:
-    """Its beginning, up to what sequences have of their own; and that, to be kept until the call is over."""
+    """The first fields of the call, up to those of the sequences, and tensors that must stay alive until it returns."""
     steps, batch, inputs = x.shape[-3:]
     call = [_DTYPE[x.dtype], _CELL[rec.cell], _ACTIVATION[rec.activation], rec.bias, rec.reverse, rec.residual]
     call += (_runs(x), steps, batch, inputs, width, torch.get_num_threads(), x.data_ptr(), *_strides(x))
@@ -237,12 +237,12 @@ def _runs(x: Tensor) -> int:
 
 
 def _strides(t: Tensor) -> tuple[int, ...]:
-    """Of runs, steps, rows and features."""
+    """The strides of runs, steps, rows and features."""
     return t.stride() if t.dim() == 4 else (0, *t.stride())
 
 
 def _within_runs(tensors: list[Tensor], first: int) -> list[Tensor]:
-    """Contiguous but for the dimension of runs, which may be expanded; ``first`` is the dimension after it."""
+    """Make tensors contiguous, except in the dimension of runs, which may be expanded; ``first`` is the next one."""
 
     def shared(t: Tensor) -> bool:
         return first == 1 and t.stride(0) == 0 and t[0].is_contiguous()

@@ -62,12 +62,12 @@ def _refuses_anywhere(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str 
 
 
 def trace_shape(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
-    """(R, T, B, features)."""
+    """The shape of the trace: (R, T, B, features)."""
     return (*x.shape[:-1], trace_features(rec, weights))
 
 
 class Device(NamedTuple):
-    """What a layout depends on."""
+    """The properties of a GPU that a layout depends on."""
 
     capability: tuple[int, int]
     multiprocessors: int
@@ -88,7 +88,7 @@ def _device(index: int) -> Device:
 
 
 class Launcher(Protocol):
-    """What :class:`compiler.Kernels` offers."""
+    """The interface of :class:`compiler.Kernels`."""
 
     def sweep(self, backward: bool, arguments: array[int], blocks: int, runs: int, threads: int) -> None:
         """Queue one sweep on the current stream."""
@@ -237,7 +237,7 @@ def _sweep(
     backward: bool,
     save: bool,
 ) -> None:
-    """``tensors`` in the order of ``struct Arguments``."""
+    """Queue one sweep; ``tensors`` come in the order of ``struct Arguments``."""
     kept = _contiguous(tensors)  # until the launch is queued
     row = [0 if t is None else t.data_ptr() for t in kept]
     row += (0,) * 5 if grad_y is None else (grad_y.data_ptr(), *_strides(grad_y))
@@ -247,7 +247,7 @@ def _sweep(
 
 
 def _strides(t: Tensor) -> tuple[int, ...]:
-    """Of runs, steps, sequences and features."""
+    """The strides of runs, steps, sequences and features."""
     return t.stride() if t.dim() == 4 else (0, *t.stride())
 
 
@@ -263,7 +263,7 @@ def _weight_gradients(
     deltas: Tensor,
     needs: tuple[bool, ...],
 ) -> Sequence[Tensor | None]:
-    """In one launch where the products are small; the results are parts of one tensor then."""
+    """The gradients of the weights. Small products take one launch, whose results are parts of one tensor."""
     if not any(needs):
         return [None] * len(needs)
     runs, (steps, batch) = _runs(x), x.shape[-3:-1]

@@ -20,8 +20,8 @@ from deepmemory.ops.nvrtc import products
 FOLDER_OF_SOURCES = Path(__file__).parent
 # One program, in this order: nothing has to look for headers.
 SOURCES = ("numbers.cuh", "layout.cuh", "panels.cuh", "elementwise.cuh", "sweeps.cuh", "products.cuh", "kernels.cuh")
-FOLDER = "DEEPMEMORY_KERNELS"  # environment variable: where compiled kernels are kept; empty: nowhere
-DIGEST = 32  # bytes at the start of a kept kernel that tell whether the rest is whole
+FOLDER = "DEEPMEMORY_KERNELS"  # environment variable: the cache folder of compiled kernels; empty: no cache
+DIGEST = 32  # bytes of checksum at the start of a cached kernel
 
 MAX_DYNAMIC_SHARED_SIZE_BYTES = 8  # CUfunction_attribute
 NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
@@ -45,7 +45,7 @@ def nvrtc() -> ctypes.CDLL:
 
 @cache
 def driver() -> ctypes.CDLL:
-    """NVIDIA's driver."""
+    """The library of NVIDIA's driver."""
     return ctypes.CDLL("libcuda.so.1")
 
 
@@ -59,17 +59,17 @@ def _check(status: int, what: str) -> None:
 def compile_to_cubin(defines: dict[str, str], capability: tuple[int, int]) -> bytes:
     """Machine code for one shape and layout, compiled unless it was before."""
     defined = [f"-D{name}={value}" for name, value in defines.items()]
-    return _kept(source(), [*_options(capability), *defined])
+    return _cached(source(), [*_options(capability), *defined])
 
 
 @cache
 def source() -> str:
-    """The whole program."""
+    """The CUDA source of all kernels."""
     return "\n".join(FOLDER_OF_SOURCES.joinpath(name).read_text() for name in SOURCES)
 
 
 def kernel_folder() -> Path | None:
-    """Where compiled kernels are kept, for a deep transition takes the compiler several seconds."""
+    """The cache folder of compiled kernels; compiling one for a deep transition takes several seconds."""
     if FOLDER in os.environ:
         return Path(os.environ[FOLDER]).expanduser() if os.environ[FOLDER] else None
     with suppress(RuntimeError):  # somebody without a home
@@ -77,8 +77,8 @@ def kernel_folder() -> Path | None:
     return None
 
 
-def _kept(source: str, options: list[str]) -> bytes:
-    """From the folder of kernels if it is there and whole, and if not, for the next time."""
+def _cached(source: str, options: list[str]) -> bytes:
+    """Read a kernel from the cache folder; compile it and store it there if it is missing or damaged."""
     folder = kernel_folder()
     if folder is None:
         return _compile(source, options)
@@ -101,7 +101,7 @@ def _kept(source: str, options: list[str]) -> bytes:
 
 
 def nvrtc_version() -> tuple[int, int]:
-    """Of the run-time compiler."""
+    """The version of NVRTC: major, minor."""
     major, minor = c_int(), c_int()
     nvrtc().nvrtcVersion(byref(major), byref(minor))
     return major.value, minor.value
@@ -133,13 +133,13 @@ def _compile(text: str, options: list[str]) -> bytes:
 
 
 class LaunchAttribute(ctypes.Structure):
-    """``CUlaunchAttribute`` that says how many blocks make a cluster."""
+    """The driver's ``CUlaunchAttribute`` that sets the number of blocks in a cluster."""
 
     _fields_: ClassVar = [("id", c_int), ("pad", c_int), ("cluster", c_uint * 3), ("rest", c_uint * 13)]
 
 
 class LaunchConfig(ctypes.Structure):
-    """``CUlaunchConfig``."""
+    """The driver's ``CUlaunchConfig``."""
 
     _fields_: ClassVar = [
         ("grid", c_uint * 3),

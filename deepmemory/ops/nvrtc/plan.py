@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def shared_bytes(self) -> tuple[int, int]:
-        """Of the forward and of the backward sweep."""
+        """Bytes of shared memory of the forward and of the backward sweep."""
         return self.forward.shared_bytes, self.backward.shared_bytes
 
     def defines(self, shape: Shape, save: bool) -> dict[str, str]:
@@ -201,7 +201,7 @@ def _small(shape: Shape) -> bool:
 
 
 def _warps(shape: Shape, product: str, cluster: int) -> tuple[int, ...]:
-    """Of a block."""
+    """Warps of a block."""
     if _small(shape):
         return (2,) if max(shape.widths) <= TINY else (4,)
     if product == MMA:
@@ -230,7 +230,7 @@ def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
 
 
 def input_bytes(shape: Shape, product: str) -> int:
-    """Of one number that is multiplied."""
+    """Bytes of one number that is multiplied."""
     return shape.value.itemsize if product == MMA else 4
 
 
@@ -319,7 +319,7 @@ class _Spread:
         return self.slices * self.units_per_item * self.unit
 
     def microseconds(self, kept: int) -> float:
-        """Of all products of a block, with so many units in registers."""
+        """Estimated time of all products of a block, with ``kept`` units in registers."""
         reads = self.units_per_item * (self.reads + self.weight_reads) - kept * self.weight_reads
         busy = self.items * max(reads * READ, self.units_per_item * self.multiplying)
         return max(busy, self.units_per_item * self.waiting) + 2 * self.sums / 128 * READ

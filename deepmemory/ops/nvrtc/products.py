@@ -21,23 +21,23 @@ class Tile(NamedTuple):
 
     @classmethod
     def of(cls, shape: Shape) -> Tile:
-        """A thread fetches columns of a tile, so small layers have small ones."""
+        """The tile for a shape. A thread fetches columns of a tile, so small layers have small tiles."""
         most = max(gates * features for _, features, gates in shape.layers())
         return cls(next(size for size in (8, 16, 32, 64) if most <= size or size == 64))
 
     @property
     def chunk(self) -> int:
-        """Rows in shared memory."""
+        """Rows that shared memory holds at a time."""
         return 2048 // self.size
 
     @property
     def shared_bytes(self) -> int:
-        """Both sides of a chunk."""
+        """Bytes of shared memory for both factors of a chunk."""
         return 4 * 2 * self.chunk * (self.size + 4)
 
 
 class Table(NamedTuple):
-    """The products that somebody asks for, as ``struct Products`` of ``products.cuh`` takes them."""
+    """The products that are asked for, as ``struct Products`` of ``products.cuh`` takes them."""
 
     terms: list[int]  # their number, then eight numbers for each that there is a place for
     tile: Tile

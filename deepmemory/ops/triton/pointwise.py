@@ -34,7 +34,7 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
-    """To the absolute accuracy of float32, without overflow."""
+    """tanh to the absolute accuracy of float32, without overflow."""
     e = tl.exp(-2.0 * tl.abs(x))
     size = (1.0 - e) / (1.0 + e)
     return tl.where(x >= 0, size, -size)

@@ -33,17 +33,17 @@ class Layer(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Of outputs: gates, or one hidden layer."""
+        """Groups of outputs: gates, or 1 for a hidden layer."""
         return self.place.groups
 
     @property
     def width(self) -> int:
-        """Outputs of one group."""
+        """Number of outputs of one group."""
         return self.weight.shape[1] // self.groups
 
     @property
     def inputs(self) -> int:
-        """Width of what comes in."""
+        """Number of input features."""
         return self.weight.shape[2]
 
 
@@ -264,7 +264,7 @@ def layer_table(
 
 @lru_cache(maxsize=256)
 def _on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> Tensor:
-    """Kept, so that only the first call of a shape copies to the device (which a CUDA graph cannot capture)."""
+    """Copy to the device. The result is cached, because a CUDA graph cannot capture such a copy."""
     return torch.tensor(rows, dtype=torch.int32, device=device)
 
 

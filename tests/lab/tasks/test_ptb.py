@@ -11,7 +11,7 @@ from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.tasks import PTB
 from deepmemory.lab.training import loop, trainer
 from deepmemory.lab.training.group import checkpoint_of, fresh_group, group_from_checkpoint
-from deepmemory.lab.training.network import Dropout, TiedWordNetwork, kept
+from deepmemory.lab.training.network import Dropout, TiedWordNetwork, dropout_mask
 from deepmemory.lab.training.random_streams import TEST, VALIDATION
 
 DROPOUT = {f"{where}_dropout": 0.3 for where in ("word", "input", "output", "recurrent", "transition")}
@@ -80,7 +80,7 @@ def test_dropout_in_double_precision(cell):
 
 
 def test_a_share_of_one_drops_everything():
-    assert kept(torch.tensor([0.0, 0.9]), 1.0).tolist() == [0, 0]
+    assert dropout_mask(torch.tensor([0.0, 0.9]), 1.0).tolist() == [0, 0]
     _, _, (epoch,) = train_all(replace(SMALL, input_dropout=1.0, epochs=1), [0])
     assert math.isfinite(epoch.values[0]["train_loss"])
 
@@ -106,7 +106,7 @@ def test_a_word_has_one_fate_in_a_sequence():
     assert (fates[:, 0] == fates[:, 2]).all()
     assert (fates[:, 1] == fates[:, 4]).all()
     assert 0.2 < fates.float().mean() < 0.8
-    torch.testing.assert_close(kept(torch.tensor([0.1, 0.9]), 0.5), torch.tensor([0.0, 2.0]))
+    torch.testing.assert_close(dropout_mask(torch.tensor([0.1, 0.9]), 0.5), torch.tensor([0.0, 2.0]))
 
 
 def test_the_test_text_is_one_stream_and_every_word_counts_once():

@@ -85,7 +85,7 @@ def contents(page: Page) -> str:
 
 
 def anchor(page: Page, number: int) -> str:
-    """Where a section is, for links."""
+    """The id of a section, for links."""
     return f"{escape(page.name)}-{number}"
 
 
@@ -100,7 +100,7 @@ def part(page: Page, figures: Mapping[str, bytes]) -> str:
 
 
 def show(block: Block, figures: Mapping[str, bytes]) -> str:
-    """One block."""
+    """A block as HTML."""
     match block:
         case Heading(text):
             return f"<h4>{inline(text)}</h4>"

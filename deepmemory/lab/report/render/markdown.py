@@ -10,7 +10,7 @@ from deepmemory.lab.report.table import Cell, Mark, Table
 
 
 def render(page: Page) -> str:
-    """The whole page."""
+    """A page as Markdown."""
     parts = [f"# {inline(page.title)}"]
     for section in page.sections:
         parts += [f"## {inline(section.title)}"] if section.title else []
@@ -19,7 +19,7 @@ def render(page: Page) -> str:
 
 
 def show(block: Block) -> str:
-    """One block."""
+    """A block as Markdown."""
     match block:
         case Heading(text):
             return f"### {inline(text)}"
@@ -53,7 +53,7 @@ def cell(of: Cell) -> str:
 
 
 def inline(text: str) -> str:
-    """One line without HTML, links and pictures of its own.
+    """One line without HTML, links and images of its own.
 
     >>> inline("**1 < 2**\\n![x](http://y)")
     '**1 &lt; 2** ![x]&#40;http://y)'

@@ -109,7 +109,7 @@ def judge(claim: TableClaim, ours: Scores) -> Verdict:
 
 
 def wins(cases: Sequence[Case], scores: Scores) -> str:
-    """In how many cases the first cell is better, and the other ones with their means and the chance of it."""
+    """The number of cases in which the first cell is better, and the others with their means and p-values."""
     lost = []
     for case in cases:
         one, two = (scores[experiment] for experiment in case.experiments)

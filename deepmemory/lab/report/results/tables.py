@@ -175,7 +175,7 @@ class TableRow:
 
     @cached_property
     def scores(self) -> Scores | None:
-        """Our scores."""
+        """Our scores; None where nothing was run."""
         return self.result.scores(self.measure) if self.result else None
 
     @cached_property
@@ -257,7 +257,7 @@ class ResultTable:
 
     @property
     def measure(self) -> str:
-        """What its numbers are."""
+        """The measure of its numbers."""
         return paper.MEASURES[self.name]
 
     @property
@@ -387,7 +387,7 @@ def printed_rows(name: str) -> dict[Experiment, tuple[Spread | None, Spread]]:
 
 
 def better_rate(one: StudyResult, two: StudyResult) -> StudyResult:
-    """Of two rates of a DMU-C the one with more runs, then the one that is better on validation, as in a search.
+    """Choose between two rates of a DMU-C: the one with more runs, else the better one on validation, as in a search.
 
     Better by the measure of the table that compares DMU-C and DMU.
     """

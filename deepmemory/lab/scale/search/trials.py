@@ -36,7 +36,7 @@ def is_real(trial: FrozenTrial) -> bool:
 
 
 class TrialCounts(NamedTuple):
-    """Where a search stands."""
+    """How many trials a search has, by state."""
 
     counted: int  # trials that count towards the total, those given up included
     to_retry: list[FrozenTrial]

@@ -1,4 +1,4 @@
-"""The trained models that the page uses: those named on the command line, else the newest, else ours."""
+"""The trained models of the page: those named on the command line, else the newest, else those of the package."""
 
 from __future__ import annotations
 
