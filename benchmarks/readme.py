@@ -4,6 +4,7 @@ A table stands between two marks, ``<!-- its name -->`` and ``<!-- end -->``.
 """
 
 import json
+import math
 import re
 from functools import cache
 from pathlib import Path
@@ -95,29 +96,35 @@ def rates_by_depth() -> str:
     return markdown_table(["transition", "n", *(f"rate {rate:g}" for rate in rates)], rows)
 
 
-def milliseconds(result: dict, shape: str) -> tuple[dict, dict[str, float]]:
-    """A shape, and forward + backward in float32 for each layer: as a CUDA graph where there is a GPU."""
+def milliseconds(result: dict, shape: str, precision: str = "float32") -> tuple[dict, dict[str, float]]:
+    """A shape, and forward + backward for each layer, as a CUDA graph where there is a GPU; none where not measured."""
     way = "as_cuda_graph" if "gpu" in result["machine"] else "forward_backward"
-    rows = [row for row in result["shapes"] if row["shape"]["name"] == shape and row["precision"] == "float32"]
+    of_shape = [row for row in result["shapes"] if row["shape"]["name"] == shape]
+    rows = [row for row in of_shape if row["precision"] == precision and way in row]
     times = {}
     for name, contestant in LAYERS.items():
-        found = [row for row in rows if row["contestant"].startswith(contestant) and way in row]
-        fused = [row for row in found if not re.search("plain|recompute", row["contestant"])]
-        times[name] = fused[0][way]["median_ms"]
-    return rows[0]["shape"], times
+        found = [row for row in rows if row["contestant"].startswith(contestant)]
+        fused = [row[way]["median_ms"] for row in found if not re.search("plain|recompute", row["contestant"])]
+        times |= {name: fused[0]} if fused else {}
+    return of_shape[0]["shape"], times
 
 
 def front_table(measured: dict[str, dict]) -> str:
+    """The README's table: a DMU beside the faster of torch's layers, in two precisions."""
     rows = []
     for machine, shapes in FRONT.items():
         for name in shapes:
-            shape, times = milliseconds(measured[machine], name)
+            cells: list[str] = []
+            for precision in ("float32", "bfloat16"):
+                shape, times = milliseconds(measured[machine], name, precision)
+                own, *others = times.values() or (math.inf, math.inf)
+                pair = own, min(others)
+                shown = [f"**{time:.3g}**" if time == min(pair) else f"{time:.3g}" for time in pair]
+                cells += shown if times else ["–", "–"]  # noqa: RUF001
             sizes = f"{shape['input_size']} → {shape['hidden_size']}, n = {len(shape['transition']) + 1}"
-            text = f"`{name}`: {sizes}, {shape['batch']} x {shape['steps']}"
-            text += f", {shape['runs']} networks" if shape["runs"] > 1 else ""
-            cells = [f"**{time:.3g}**" if time == min(times.values()) else f"{time:.3g}" for time in times.values()]
-            rows.append([text, machine, *cells])
-    return markdown_table(["layer", "machine", *LAYERS], rows)
+            text = f"{machine}, `{name}`: {sizes}, {shape['batch']} x {shape['steps']}"
+            rows.append([text + (f", {shape['runs']} networks" if shape["runs"] > 1 else ""), *cells])
+    return markdown_table(["layer", "`dm.DMU`", "GRU or LSTM", "`dm.DMU`, bfloat16", "GRU or LSTM, bfloat16"], rows)
 
 
 def depth_table(result: dict) -> str:
