@@ -83,14 +83,18 @@ def at_all_times(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x * mask[:, None].to(x.dtype)
 
 
-class LastStateNetwork(nn.Module):
-    """One output per sequence, from the state after its last real step."""
+class RecurrentNetwork(nn.Module):
+    """A recurrent block with dropout around it, and a linear layer."""
 
     def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
         super().__init__()
         self.recurrent = recurrent_block(setting, task.input_size, engine)
         self.output = nn.Linear(setting.hidden[-1], task.output_size)
         self.dropout = Dropout(setting, task.input_size)
+
+
+class LastStateNetwork(RecurrentNetwork):
+    """One output per sequence, from the state after its last real step."""
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, keys: Tensor | None = None) -> Tensor:
         """x (B, T, features) to (B, output_size); ``keys`` (B,) turn dropout on."""
@@ -102,14 +106,8 @@ class LastStateNetwork(nn.Module):
         return self.output(last if output is None else last * output)
 
 
-class StepwiseNetwork(nn.Module):
+class StepwiseNetwork(RecurrentNetwork):
     """An output at every step; can resume from the state it ended with."""
-
-    def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
-        super().__init__()
-        self.recurrent = recurrent_block(setting, task.input_size, engine)
-        self.output = nn.Linear(setting.hidden[-1], task.output_size)
-        self.dropout = Dropout(setting, task.input_size)
 
     def forward(
         self, x: Tensor, lengths: Tensor | None = None, state: Any = None, keys: Tensor | None = None
