@@ -18,8 +18,9 @@ import deepmemory as dm
 from deepmemory.export import graphs
 from deepmemory.lab import __main__, cli
 from deepmemory.lab.cli.options import AnyMachine, ManyStudies, SettingChanges, as_command
+from deepmemory.lab.cli.training import papers_setting
 from deepmemory.lab.records import Records
-from deepmemory.lab.settings import TASKS, Launcher, Machine
+from deepmemory.lab.settings import TASKS, Launcher, Machine, Setting
 from deepmemory.ops.engines import Availability
 
 ROOT = Path(__file__).parents[2]
@@ -384,3 +385,8 @@ def test_without_the_labs_packages_the_command_says_what_to_install():
     assert told.returncode == 2
     assert "pip install 'deepmemory[lab]'" in told.stderr
     assert "Traceback" not in told.stderr
+
+
+def test_a_task_without_published_settings_starts_from_the_defaults(monkeypatch):
+    monkeypatch.setattr("deepmemory.lab.beyond.OF_TASK", {})
+    assert papers_setting("ptb", "gru", {"lr": "0.5"}) == Setting("ptb", "gru", lr=0.5)

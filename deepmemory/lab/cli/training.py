@@ -341,6 +341,7 @@ def selection(
 def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool = False) -> Setting:
     """The paper's setting of a task and cell, or that of an experiment beyond it, with some values changed.
 
+    A task that is in neither starts from the defaults of :class:`Setting`.
     With real data, and for a DMU beyond the paper, ``depth`` chooses among the settings instead: the width changes
     with it.
     """
@@ -353,6 +354,8 @@ def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool
     depth = parse("depth", int, rest.pop("depth", 1)) if by_depth else 1
     if task in further.OF_TASK:
         return change(further.setting(task, cell, depth, quick), rest)
+    if task in TASKS and task not in PAPER_TASKS:
+        return change(Setting(task), {"cell": cell, **rest})
     setting = published.setting(task, cell, depth)
     return change(published.quick(setting) if quick else setting, rest)
 

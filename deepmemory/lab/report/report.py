@@ -11,7 +11,7 @@ from typing import Any
 from deepmemory.lab.bench import loop_time
 from deepmemory.lab.beyond import experiment_of
 from deepmemory.lab.records import Records
-from deepmemory.lab.report import figures
+from deepmemory.lab.report import figures, words
 from deepmemory.lab.report.blocks import Page
 from deepmemory.lab.report.render import html, markdown
 from deepmemory.lab.report.results.beyond import beyond_results
@@ -60,6 +60,9 @@ def make_report(out: Path | str, command: str) -> Report:
     observed = gradient_results([study for study in studies if in_paper(study.setting)], observations)
     further = beyond_results(studies)
     if not synthetic and not real and not further:
+        if any(run.epochs for study in studies for run in study.runs):
+            tasks = words.listed(sorted({study.setting.task for study in studies}))
+            raise ValueError(f"{out} has studies of {tasks}; no page shows them: they are of no experiment")
         raise ValueError(f"{out} has no finished epoch to report; train first: dmu paper adding")
     loops = {one.key: one for one in loop_time.read(Path(out))}
     pages = [synthetic_page(synthetic, sessions, command)] if synthetic else []

@@ -10,20 +10,10 @@ from dataclasses import asdict
 from deepmemory.lab.paper import Spread
 from deepmemory.lab.report.table import Mark
 from deepmemory.lab.settings import LANGUAGES, Setting
-from deepmemory.lab.tasks import chance_level
+from deepmemory.lab.tasks import TASK_CLASSES, chance_level
 from deepmemory.lab.writing import file_name
 
-TITLES = {
-    "adding": "Adding",
-    "temporal-order": "Temporal order",
-    "noisy-sequence": "Noisy sequence",
-    "polymusic": "Music",
-    "natlang": "Language",
-    "translation": "Translation",
-    "pixel-mnist": "Pixel-by-pixel MNIST",
-    "ptb": "Penn Treebank",
-    "state-tracking": "State tracking",
-}
+TITLES = {name: kind.title for name, kind in TASK_CLASSES.items()}
 CELL_TITLES = {"residual": "residual DMU", "mingru": "minGRU"}  # that are not the cell's name in capitals
 NOTHING = "–"  # noqa: RUF001
 NOT_RUN, NO_DATA = "not run", "no data"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
+from importlib import import_module
+from typing import Any
 
-from deepmemory.lab.data import load_digits, load_music, load_pairs, load_text
-from deepmemory.lab.settings import DEFAULTS, Setting
+from deepmemory.lab.settings import TASKS, Setting
 from deepmemory.lab.tasks.adding import Adding
-from deepmemory.lab.tasks.batch import FORMATS, SPLITS, Batch, Feed, Shape, Tally, Task
-from deepmemory.lab.tasks.chance import chance_level
+from deepmemory.lab.tasks.batch import FORMATS, SPLITS, Batch, Feed, Level, Shape, Tally, Task
 from deepmemory.lab.tasks.natlang import NatLang
 from deepmemory.lab.tasks.noisy_sequence import NoisySequence
 from deepmemory.lab.tasks.pixel_mnist import PixelMNIST
@@ -27,6 +27,7 @@ __all__ = [
     "Adding",
     "Batch",
     "Feed",
+    "Level",
     "NatLang",
     "NoisySequence",
     "PixelMNIST",
@@ -45,16 +46,9 @@ __all__ = [
 ]
 
 
+# The class of each task is ``TASK`` in the file of its name: state_tracking.py has the task state-tracking.
 TASK_CLASSES: dict[str, type[Task]] = {
-    "adding": Adding,
-    "temporal-order": TemporalOrder,
-    "noisy-sequence": NoisySequence,
-    "polymusic": PolyMusic,
-    "natlang": NatLang,
-    "translation": Translation,
-    "pixel-mnist": PixelMNIST,
-    "ptb": PTB,
-    "state-tracking": StateTracking,
+    name: import_module(f"{__name__}.{name.replace('-', '_')}").TASK for name in TASKS
 }
 
 
@@ -74,44 +68,28 @@ def series_of(task: str) -> tuple[str, ...]:
 
 def task_of(setting: Setting, data: str | None = None) -> Task:
     """The task a setting names; real data is read from ``data``, ``$DEEPMEMORY_DATA`` or the user's cache."""
-    if setting.task == "adding":
-        return Adding(setting.min_length, setting.max_length)
-    if setting.task == "temporal-order":
-        return TemporalOrder(setting.min_length, setting.max_length)
-    if setting.task == "noisy-sequence":
-        return NoisySequence(setting.min_length, setting.noise == "fixed")
-    if setting.task == "state-tracking":
-        return StateTracking(setting.elements, setting.max_length)
-    name = data_of(setting)
-    assert name is not None
-    folder = data or os.environ.get("DEEPMEMORY_DATA")
-    return real_task(
-        setting.task, name, setting.pairs, setting.min_count, setting.pixels == "permuted", setting.limit, folder
-    )
+    kind = TASK_CLASSES[setting.task]
+    if kind.dataset(setting) is None:
+        return kind.of(setting, None)
+    own: dict[str, Any] = {name: getattr(setting, name) for name in kind.data_settings}
+    return real_task(Setting(setting.task, **own), data or os.environ.get("DEEPMEMORY_DATA"))
 
 
 @lru_cache(maxsize=1)
-def real_task(task: str, name: str, pairs: int, min_count: int, permuted: bool, limit: int, data: str | None) -> Task:
+def real_task(setting: Setting, data: str | None) -> Task:
     """A task with real data. The last one is cached: studies of one task follow each other and share its data."""
-    if task == "polymusic":
-        return PolyMusic(load_music(name, data), limit)
-    if task == "natlang":
-        return NatLang(load_text(data), limit)
-    if task == "ptb":
-        return PTB(load_text(data), limit)
-    if task == "translation":
-        return Translation(load_pairs(name, pairs or None, data, min_count))
-    return PixelMNIST(load_digits(data), permuted, limit)
+    return TASK_CLASSES[setting.task].of(setting, data)
 
 
 def data_of(setting: Setting) -> str | None:
-    """The registry's name of the data that a setting reads; None for synthetic tasks.
+    """The registry's name of the data that a setting reads; None where sequences are generated.
 
     >>> data_of(Setting("translation", language="german")), data_of(Setting())
     ('german', None)
     """
-    pairs = setting.language
-    if setting.release != DEFAULTS["release"]:
-        pairs += f"-{setting.release}"
-    names = {"polymusic": setting.music, "natlang": "ptb", "ptb": "ptb", "translation": pairs, "pixel-mnist": "mnist"}
-    return names.get(setting.task)
+    return TASK_CLASSES[setting.task].dataset(setting)
+
+
+def chance_level(setting: Setting) -> Level | None:
+    """The scores of the best answer that ignores the input; None where they are not known."""
+    return TASK_CLASSES[setting.task].chance(setting)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from deepmemory.lab.settings import Setting
+from deepmemory.lab.tasks.batch import Level, Task
 from deepmemory.lab.tasks.synthetic import Sequences, SyntheticTask, lengths_between, positions
 from deepmemory.lab.training.random_streams import below, derive, uniform
 
+MEAN_LOSS = 0.039  # the variance of the target: a mark on the first step counts for nothing
 TOLERANCE = 0.04  # within which Hochreiter and Schmidhuber count an output as correct
 
 
@@ -22,6 +26,7 @@ class Adding(SyntheticTask):
     target is 0.5 + (a1 + a2) / 4.
     """
 
+    title: ClassVar[str] = "Adding"
     shortest: int = 100
     longest: int = 110
 
@@ -31,6 +36,16 @@ class Adding(SyntheticTask):
     def __post_init__(self) -> None:
         if self.shortest < 24:
             raise ValueError(f"adding: min_length should be at least 24 to hold both marks, got {self.shortest}")
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting; no data is read."""
+        return cls(setting.min_length, setting.max_length)
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input."""
+        return Level("always the mean", {"loss": MEAN_LOSS})
 
     def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
@@ -57,3 +72,6 @@ class Adding(SyntheticTask):
     def correct(self, output: Tensor, target: Tensor) -> Tensor:
         """1 for each output within 0.04 of its target, else 0."""
         return ((output.squeeze(-1) - target).abs() < TOLERANCE).to(output.dtype)
+
+
+TASK = Adding

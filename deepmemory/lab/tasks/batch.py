@@ -34,6 +34,13 @@ class Tally(NamedTuple):
     only: str | None = None  # the one measure that these sequences count for; None is the loss and all other measures
 
 
+class Level(NamedTuple):
+    """The scores of the best answer that ignores the input: a network that scores no better has learnt nothing."""
+
+    answer: str  # what it is
+    scores: dict[str, float]  # by measure
+
+
 class Feed(Protocol):
     """One split of the data for some runs, batch by batch."""
 
@@ -52,10 +59,24 @@ class Feed(Protocol):
 
 
 class Task(Protocol):
-    """Data, network, loss and measures."""
+    """Data, network, loss and measures. A new task implements this, and its file names the class ``TASK``."""
 
+    title: ClassVar[str]  # in reports
+    data_settings: ClassVar[tuple[str, ...]] = ()  # the fields of a setting that choose the data that is read
     measures: ClassVar[tuple[str, ...]]  # besides the loss: perplexity, accuracy
     every_epoch: ClassVar[bool]  # whether an epoch is measured on all splits, as for the tables, or on validation only
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting; ``data`` is the folder to read from, None for the user's cache."""
+
+    @classmethod
+    def dataset(cls, setting: Setting) -> str | None:
+        """The registry's name of the data that a setting reads; None where sequences are generated."""
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input; None where they are not known."""
 
     @property
     def largest_tensor(self) -> int:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab.data.text import Corpus
+from deepmemory.lab.data.text import Corpus, load_text
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, counted, cross_entropy
+from deepmemory.lab.tasks.batch import (
+    SPLITS,
+    WHOLE,
+    Batch,
+    Feed,
+    Level,
+    Shape,
+    Shard,
+    Tally,
+    Task,
+    counted,
+    cross_entropy,
+)
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.training.network import WordNetwork, tensors_in, zero_state
+
+CHANCE = 639.30  # perplexity with the frequencies of the words in the whole training text
 
 
 class NatLang:
@@ -22,6 +37,8 @@ class NatLang:
     exp(cross-entropy), as in the authors' code; exp(loss) is the usual one.
     """
 
+    title: ClassVar[str] = "Language"
+    data_settings: ClassVar[tuple[str, ...]] = ("limit",)
     measures: ClassVar[tuple[str, ...]] = ("perplexity",)
     every_epoch: ClassVar[bool] = True
 
@@ -32,6 +49,21 @@ class NatLang:
         self.largest_tensor = 1  # windows have one size
         texts = {"train": corpus.train, "valid": corpus.valid, "test": corpus.test}
         self.texts = OnDevice({split: text[: limit or None] for split, text in texts.items()})
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting, with data from a folder, or from the user's cache."""
+        return cls(load_text(data), setting.limit)
+
+    @classmethod
+    def dataset(cls, setting: Setting) -> str | None:
+        """The registry's name of the data that a setting reads."""
+        return "ptb"
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input."""
+        return Level("the frequency of each word", {"perplexity": CHANCE, "loss": math.log(CHANCE)})
 
     def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
         """Embedding, recurrent block, a dense layer and an output for each word."""
@@ -90,3 +122,6 @@ class WindowFeed:
         _, state = output
         for old, new in zip(self.memory, tensors_in(state), strict=True):
             old.copy_(new.detach())
+
+
+TASK = NatLang

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from deepmemory.lab.tasks.batch import correct
+from deepmemory.lab.settings import Setting
+from deepmemory.lab.tasks.batch import Level, Task, correct
 from deepmemory.lab.tasks.synthetic import Sequences, SyntheticTask, classification_losses, one_hot, positions
 from deepmemory.lab.training.random_streams import NOISE, below, derive
 
@@ -22,12 +25,23 @@ class NoisySequence(SyntheticTask):
     text; otherwise every sequence has its own, as in the authors' code.
     """
 
+    title: ClassVar[str] = "Noisy sequence"
     longest: int = 100
     fixed: bool = False
 
     def __post_init__(self) -> None:
         if self.longest < RESERVED + 1:
             raise ValueError(f"noisy-sequence: min_length should be at least {RESERVED + 1}, got {self.longest}")
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting; no data is read."""
+        return cls(setting.min_length, setting.noise == "fixed")
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input."""
+        return Level("two equal symbols", {"loss": math.log(2), "accuracy": 1 / 2})
 
     @property
     def input_size(self) -> int:
@@ -61,3 +75,6 @@ class NoisySequence(SyntheticTask):
 def derive_fixed(keys: Tensor) -> Tensor:
     """The key of the fixed noise, in place of every sequence's own."""
     return derive(torch.zeros_like(keys), NOISE)
+
+
+TASK = NoisySequence

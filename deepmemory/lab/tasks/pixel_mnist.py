@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab.data.digits import Digits
+from deepmemory.lab.data.digits import Digits, load_digits
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, correct, cross_entropy
+from deepmemory.lab.tasks.batch import (
+    SPLITS,
+    WHOLE,
+    Batch,
+    Feed,
+    Level,
+    Shape,
+    Shard,
+    Tally,
+    Task,
+    correct,
+    cross_entropy,
+)
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.sequences import PADDING, OrderedFeed, ShuffledFeed
 from deepmemory.lab.training.network import LastStateNetwork
@@ -22,6 +35,8 @@ PERMUTATION_SEED = 0  # of the order of pixels that all permuted runs share
 class PixelMNIST:
     """The pixels of a digit row by row, or in one fixed random order; the class is the digit."""
 
+    title: ClassVar[str] = "Pixel-by-pixel MNIST"
+    data_settings: ClassVar[tuple[str, ...]] = ("pixels", "limit")
     measures: ClassVar[tuple[str, ...]] = ("accuracy",)
     every_epoch: ClassVar[bool] = True
     input_size, output_size = 1, 10
@@ -40,6 +55,21 @@ class PixelMNIST:
         self.images = OnDevice({k: part.images[: limit or None].flatten(1)[:, order] for k, part in parts.items()})
         self.labels = OnDevice({k: part.labels[: limit or None] for k, part in parts.items()})
         self.largest_tensor = self.steps * 256  # the states of every step, for layers of up to this width
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting, with data from a folder, or from the user's cache."""
+        return cls(load_digits(data), setting.pixels == "permuted", setting.limit)
+
+    @classmethod
+    def dataset(cls, setting: Setting) -> str | None:
+        """The registry's name of the data that a setting reads."""
+        return "mnist"
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input."""
+        return Level("ten equal classes", {"loss": math.log(10), "accuracy": 1 / 10})
 
     def order(self, permuted: bool) -> Tensor:
         """The pixel that is read at each step."""
@@ -75,3 +105,6 @@ class PixelMNIST:
         assert batch.real is not None
         real = batch.real.to(output.dtype).expand(target.shape)
         return Tally(cross_entropy(output, target) * real, real, correct(output, target) * real)
+
+
+TASK = PixelMNIST

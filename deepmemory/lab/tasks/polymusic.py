@@ -8,13 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab.data.music import KEYS
+from deepmemory.lab.data.music import KEYS, load_music
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, counted
+from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Level, Shape, Shard, Tally, Task, counted
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.sequences import PADDING, OrderedFeed, ShuffledFeed
 from deepmemory.lab.training.network import StepwiseNetwork
 from deepmemory.lab.training.random_streams import TRAINING
+
+# The loss with the frequencies of the keys in the whole training set. tests/lab/tasks/test_chance.py computes the
+# chance levels of all tasks again, where the data is. Limits of the data change them little.
+CHANCE = {"nottingham": 10.261, "jsb-chorales": 11.090, "musedata": 11.515, "piano-midi": 11.052}
 
 
 class PolyMusic:
@@ -24,6 +28,8 @@ class PolyMusic:
     all pieces where it is measured.
     """
 
+    title: ClassVar[str] = "Music"
+    data_settings: ClassVar[tuple[str, ...]] = ("music", "limit")
     measures: ClassVar[tuple[str, ...]] = ()
     every_epoch: ClassVar[bool] = True
     input_size = output_size = KEYS
@@ -33,6 +39,21 @@ class PolyMusic:
         self.pieces = {split: of_split[: limit or None] for split, of_split in pieces.items()}
         self.rolls = OnDevice({split: torch.cat(of_split) for split, of_split in self.pieces.items()})
         self.starts = OnDevice({split: starts_of(of_split) for split, of_split in self.pieces.items()})
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting, with data from a folder, or from the user's cache."""
+        return cls(load_music(setting.music, data), setting.limit)
+
+    @classmethod
+    def dataset(cls, setting: Setting) -> str | None:
+        """The registry's name of the data that a setting reads."""
+        return setting.music
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input."""
+        return Level("the frequency of each key", {"loss": CHANCE[setting.music]})
 
     @cached_property
     def largest_tensor(self) -> int:
@@ -79,3 +100,6 @@ class PolyMusic:
 def starts_of(pieces: list[Tensor]) -> Tensor:
     """The index of each piece's first frame among those of all pieces, and the end of the last one."""
     return torch.tensor([0] + [len(piece) for piece in pieces]).cumsum(0)
+
+
+TASK = PolyMusic

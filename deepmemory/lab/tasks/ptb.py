@@ -21,6 +21,7 @@ class PTB(NatLang):
     which is measured after every epoch, in as many streams as a batch has.
     """
 
+    title: ClassVar[str] = "Penn Treebank"
     measures: ClassVar[tuple[str, ...]] = ()
     every_epoch: ClassVar[bool] = False
 
@@ -36,3 +37,6 @@ class PTB(NatLang):
             return super().feed(split, setting, seeds, batch_size, dtype, shard)
         text = self.texts.on(seeds.device)[SPLITS[split]]
         return WindowFeed(text, setting, len(seeds), dtype, 1, setting.batch * setting.window)
+
+
+TASK = PTB

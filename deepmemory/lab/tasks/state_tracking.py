@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import permutations
 from typing import Any, ClassVar
@@ -10,7 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.lab.settings import GROUPS, Setting, check_choice
-from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally, correct, counted, cross_entropy
+from deepmemory.lab.tasks.batch import (
+    WHOLE,
+    Batch,
+    Feed,
+    Level,
+    Shape,
+    Shard,
+    Tally,
+    Task,
+    correct,
+    counted,
+    cross_entropy,
+)
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.synthetic import FixedFeed, Sequences, SyntheticTask, one_hot, positions
 from deepmemory.lab.training.network import StepwiseNetwork
@@ -28,11 +41,23 @@ class StateTracking(SyntheticTask):
     is the share of all positions whose product is right, at that length and at ``LONGER`` ones.
     """
 
+    title: ClassVar[str] = "State tracking"
     measures: ClassVar[tuple[str, ...]] = ("accuracy", *(f"accuracy_{times}" for times in LONGER))
 
     def __init__(self, group: str, longest: int = 16) -> None:
         self.group, self.length = group, longest
         self.size, self.products = product_table(group)
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting; no data is read."""
+        return cls(setting.elements, setting.max_length)
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input."""
+        size, _ = product_table(setting.elements)
+        return Level(f"{size} equal elements", {"loss": math.log(size), "accuracy": 1 / size})
 
     @property
     def longest(self) -> int:
@@ -151,3 +176,6 @@ def is_even(permutation: tuple[int, ...]) -> bool:
     """
     places = range(len(permutation))
     return sum(permutation[i] > permutation[j] for j in places for i in range(j)) % 2 == 0
+
+
+TASK = StateTracking

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally
+from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Level, Shape, Shard, Tally, Task
 from deepmemory.lab.training.network import LastStateNetwork
 from deepmemory.lab.training.random_streams import TRAINING, VALIDATION, below, sequence_keys
 
@@ -25,8 +25,23 @@ class Sequences(NamedTuple):
 class SyntheticTask(Protocol):
     """A task whose sequences are generated from keys."""
 
+    title: ClassVar[str]
+    data_settings: ClassVar[tuple[str, ...]] = ()
     measures: ClassVar[tuple[str, ...]] = ("accuracy",)
     every_epoch: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting; no data is read."""
+
+    @classmethod
+    def dataset(cls, setting: Setting) -> str | None:
+        """None: sequences are generated."""
+        return None
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input."""
 
     @property
     def input_size(self) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from deepmemory.lab.tasks.batch import correct
+from deepmemory.lab.settings import Setting
+from deepmemory.lab.tasks.batch import Level, Task, correct
 from deepmemory.lab.tasks.synthetic import (
     Sequences,
     SyntheticTask,
@@ -30,6 +33,7 @@ class TemporalOrder(SyntheticTask):
     The class is the three marks read as a binary number, X as 0 and Y as 1, the first mark first.
     """
 
+    title: ClassVar[str] = "Temporal order"
     shortest: int = 100
     longest: int = 110
 
@@ -42,6 +46,16 @@ class TemporalOrder(SyntheticTask):
             raise ValueError(
                 f"temporal-order: min_length should be at least {needed} to hold all marks, got {self.shortest}"
             )
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting; no data is read."""
+        return cls(setting.min_length, setting.max_length)
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input."""
+        return Level("eight equal classes", {"loss": math.log(8), "accuracy": 1 / 8})
 
     def make(self, keys: Tensor, dtype: torch.dtype = torch.float32) -> Sequences:
         """One sequence for each key (R, B)."""
@@ -68,3 +82,6 @@ class TemporalOrder(SyntheticTask):
     def correct(self, output: Tensor, target: Tensor) -> Tensor:
         """1 where the class with the highest output is the target, else 0."""
         return correct(output, target)
+
+
+TASK = TemporalOrder

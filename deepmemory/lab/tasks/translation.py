@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from deepmemory.lab.data.pairs import END, Pairs
-from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally, correct, counted, cross_entropy
+from deepmemory.lab.data.pairs import END, Pairs, load_pairs
+from deepmemory.lab.settings import DEFAULTS, Setting
+from deepmemory.lab.tasks.batch import (
+    WHOLE,
+    Batch,
+    Feed,
+    Level,
+    Shape,
+    Shard,
+    Tally,
+    Task,
+    correct,
+    counted,
+    cross_entropy,
+)
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.sequences import PADDING, OrderedFeed, ShuffledFeed
 from deepmemory.lab.training.network import Translator
 from deepmemory.lab.training.random_streams import SPLIT, TEST, TRAINING, VALIDATION, permutations
 
 SHARES = (0.70, 0.15)  # of all pairs for training and validation; the rest is for the test
+
+CHANCE: dict[tuple[str, int], tuple[float, float]] = {  # perplexity and accuracy, by language and number of pairs
+    ("spanish", 5000): (71.17, 0.203),
+    ("spanish", 30000): (129.79, 0.167),
+    ("german", 30000): (109.12, 0.177),
+}
 
 
 class Translation:
@@ -25,6 +44,8 @@ class Translation:
     steps as the correct translation has.
     """
 
+    title: ClassVar[str] = "Translation"
+    data_settings: ClassVar[tuple[str, ...]] = ("language", "release", "pairs", "min_count")
     measures: ClassVar[tuple[str, ...]] = ("perplexity", "accuracy")
     every_epoch: ClassVar[bool] = True
 
@@ -40,6 +61,27 @@ class Translation:
                 "english lengths": pairs.english.lengths,
             }
         )
+
+    @classmethod
+    def of(cls, setting: Setting, data: str | None) -> Task:
+        """The task of a setting, with data from a folder, or from the user's cache."""
+        return cls(load_pairs(cls.dataset(setting), setting.pairs or None, data, setting.min_count))
+
+    @classmethod
+    def dataset(cls, setting: Setting) -> str:
+        """The registry's name of the data that a setting reads."""
+        release = "" if setting.release == DEFAULTS["release"] else f"-{setting.release}"
+        return setting.language + release
+
+    @classmethod
+    def chance(cls, setting: Setting) -> Level | None:
+        """The scores of the best answer that ignores the input."""
+        known = CHANCE.get((setting.language, setting.pairs)) if setting.release == DEFAULTS["release"] else None
+        if known is None:
+            return None
+        perplexity, accuracy = known
+        scores = {"perplexity": perplexity, "loss": math.log(perplexity), "accuracy": accuracy}
+        return Level("the frequency of each word", scores)
 
     def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
         """Encoder and decoder."""
@@ -85,3 +127,6 @@ def until_end(words: Tensor) -> list[int]:
     """The words of one sentence before its end."""
     said = words.tolist()
     return said[: said.index(END)] if END in said else said
+
+
+TASK = Translation

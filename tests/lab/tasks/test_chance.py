@@ -11,7 +11,7 @@ from deepmemory.lab import paper
 from deepmemory.lab.data import load_music, load_pairs, load_text
 from deepmemory.lab.settings import GROUPS, MUSIC, PAPER_TASKS, SYNTHETIC, Setting
 from deepmemory.lab.tasks import chance_level, task_of
-from deepmemory.lab.tasks.chance import PAIRS
+from deepmemory.lab.tasks.translation import CHANCE as PAIRS
 from deepmemory.lab.training.random_streams import TEST, sequence_keys
 
 DATA = os.environ.get("DEEPMEMORY_DATA")
