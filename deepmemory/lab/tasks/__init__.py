@@ -9,7 +9,7 @@ from typing import Any
 
 from deepmemory.lab.settings import TASKS, Setting
 from deepmemory.lab.tasks.adding import Adding
-from deepmemory.lab.tasks.batch import FORMATS, SPLITS, Batch, Feed, Level, Shape, Tally, Task
+from deepmemory.lab.tasks.batch import FORMATS, SPLITS, Batch, Feed, Shape, Tally
 from deepmemory.lab.tasks.natlang import NatLang
 from deepmemory.lab.tasks.noisy_sequence import NoisySequence
 from deepmemory.lab.tasks.pixel_mnist import PixelMNIST
@@ -17,6 +17,7 @@ from deepmemory.lab.tasks.polymusic import PolyMusic
 from deepmemory.lab.tasks.ptb import PTB
 from deepmemory.lab.tasks.state_tracking import StateTracking
 from deepmemory.lab.tasks.synthetic import Sequences
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.tasks.temporal_order import TemporalOrder
 from deepmemory.lab.tasks.translation import Translation
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import Level, Task
 from deepmemory.lab.tasks.synthetic import Sequences, SyntheticTask, lengths_between, positions
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.random_streams import below, derive, uniform
 
 MEAN_LOSS = 0.039  # the variance of the target: a mark on the first step counts for nothing

@@ -10,20 +10,9 @@ from torch import Tensor, nn
 
 from deepmemory.lab.data.text import Corpus, load_text
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import (
-    SPLITS,
-    WHOLE,
-    Batch,
-    Feed,
-    Level,
-    Shape,
-    Shard,
-    Tally,
-    Task,
-    counted,
-    cross_entropy,
-)
+from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, counted, cross_entropy
 from deepmemory.lab.tasks.on_device import OnDevice
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import WordNetwork, tensors_in, zero_state
 
 CHANCE = 639.30  # perplexity with the frequencies of the words in the whole training text

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import Level, Task, correct
+from deepmemory.lab.tasks.batch import correct
 from deepmemory.lab.tasks.synthetic import Sequences, SyntheticTask, classification_losses, one_hot, positions
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.random_streams import NOISE, below, derive
 
 RESERVED = 2  # symbols 0 and 1 are at the start, and only there

@@ -10,21 +10,10 @@ from torch import Tensor, nn
 
 from deepmemory.lab.data.digits import Digits, load_digits
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import (
-    SPLITS,
-    WHOLE,
-    Batch,
-    Feed,
-    Level,
-    Shape,
-    Shard,
-    Tally,
-    Task,
-    correct,
-    cross_entropy,
-)
+from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, correct, cross_entropy
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.sequences import PADDING, OrderedFeed, ShuffledFeed
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import LastStateNetwork
 from deepmemory.lab.training.random_streams import ORDER, TRAINING, permutations
 

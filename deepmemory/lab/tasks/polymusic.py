@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from deepmemory.lab.data.music import KEYS, load_music
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Level, Shape, Shard, Tally, Task, counted
+from deepmemory.lab.tasks.batch import SPLITS, WHOLE, Batch, Feed, Shape, Shard, Tally, counted
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.sequences import PADDING, OrderedFeed, ShuffledFeed
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import StepwiseNetwork
 from deepmemory.lab.training.random_streams import TRAINING
 

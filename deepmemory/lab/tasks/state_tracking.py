@@ -11,21 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.lab.settings import GROUPS, Setting, check_choice
-from deepmemory.lab.tasks.batch import (
-    WHOLE,
-    Batch,
-    Feed,
-    Level,
-    Shape,
-    Shard,
-    Tally,
-    Task,
-    correct,
-    counted,
-    cross_entropy,
-)
+from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally, correct, counted, cross_entropy
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.synthetic import FixedFeed, Sequences, SyntheticTask, one_hot, positions
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import StepwiseNetwork
 from deepmemory.lab.training.random_streams import TRAINING, below, derive
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Level, Shape, Shard, Tally, Task
+from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import LastStateNetwork
 from deepmemory.lab.training.random_streams import TRAINING, VALIDATION, below, sequence_keys
 

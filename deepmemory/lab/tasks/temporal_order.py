@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks.batch import Level, Task, correct
+from deepmemory.lab.tasks.batch import correct
 from deepmemory.lab.tasks.synthetic import (
     Sequences,
     SyntheticTask,
@@ -19,6 +19,7 @@ from deepmemory.lab.tasks.synthetic import (
     one_hot,
     positions,
 )
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.random_streams import below, derive
 
 START, END, X, Y, DISTRACTORS = 0, 1, 2, 3, 4  # symbols 4 to 7 are the distractors a, b, c, d

@@ -10,21 +10,10 @@ from torch import Tensor, nn
 
 from deepmemory.lab.data.pairs import END, Pairs, load_pairs
 from deepmemory.lab.settings import DEFAULTS, Setting
-from deepmemory.lab.tasks.batch import (
-    WHOLE,
-    Batch,
-    Feed,
-    Level,
-    Shape,
-    Shard,
-    Tally,
-    Task,
-    correct,
-    counted,
-    cross_entropy,
-)
+from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shape, Shard, Tally, correct, counted, cross_entropy
 from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.sequences import PADDING, OrderedFeed, ShuffledFeed
+from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import Translator
 from deepmemory.lab.training.random_streams import SPLIT, TEST, TRAINING, VALIDATION, permutations
 
