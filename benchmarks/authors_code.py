@@ -19,7 +19,7 @@ MEASURES = ("valid_accuracy", "test_accuracy")
 
 
 def table(studies: Sequence[Study]) -> str:
-    """Accuracy of a DMU with one linear layer, by language and epoch: each of their runs, and our mean and deviation."""
+    """Accuracy of a DMU with one linear layer, by language and epoch: their runs, our mean and deviation."""
     theirs = json.loads(RESULTS.read_text())["translation"]
     rows = []
     for language in dict.fromkeys(run["language"] for run in theirs):

@@ -9,6 +9,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+import authors_code
 import gru_study
 import rates
 
@@ -52,6 +53,7 @@ def tables() -> dict[str, str]:
         "speed cpu": speed_table(measured["CPU"]),
         "paper synthetic": markdown.show(synthetic.summary_table(synthetic_results(studies))),
         "paper real": markdown.show(real.summary_table(real_results(studies))),
+        "authors code": authors_code.table(studies),
         "starts": gru_study.start_table(beside),
         "rates": gru_study.rate_table(beside),
         "rate ranges": gru_study.range_table(beside),
