@@ -68,6 +68,11 @@ def run_concurrently(
     context = get_context("spawn")  # a process that has used CUDA cannot be forked
     running = context.Value("i", 0)
     waiting, workers, failed = list(settings), dict[Connection, tuple[Setting, Any]](), list[str]()
+
+    def give_up(setting: Setting, why: str) -> None:  # said at once too: the other studies may take hours
+        failed.append(f"{setting.task} {setting.cell}: {why}")
+        display.say(f"failed: {failed[-1]}")
+
     with shared_gpu(display.say) if on_gpu else nullcontext():
         try:
             while waiting or workers:
@@ -93,10 +98,10 @@ def run_concurrently(
                         del workers[connection]
                         process.join()
                         if process.exitcode:
-                            failed.append(f"{setting.task} {setting.cell}: its process died ({process.exitcode})")
+                            give_up(setting, f"its process died ({process.exitcode})")
                         continue
                     if call == "failed":
-                        failed.append(f"{setting.task} {setting.cell}: {arguments[0]}")
+                        give_up(setting, arguments[0])
                     else:
                         getattr(display, call)(*arguments)
                     if call == "epoch" and track is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -
                         tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with nothing_freed(), torch.cuda.graph(graph, pool=pool):
             step()
     except RuntimeError as error:
         raise RuntimeError(
@@ -36,3 +38,16 @@ def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -
         graph.replay()
 
     return replay
+
+
+@contextmanager
+def nothing_freed() -> Iterator[None]:
+    """Collect garbage now and not before the end: freeing an older graph while a new one is captured would spoil it."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -68,6 +68,7 @@ def test_three_studies_two_at_a_time_record_what_one_after_another_would(tmp_pat
         track=lambda setting, epoch: tracked.append((setting.cell, epoch.number)),
     )
     assert failed.startswith("polymusic dmu: ")
+    assert f"failed: {failed}" in display.said
     assert told(tmp_path / "two") == told(tmp_path / "one")
     assert sorted(display.ended) == [("dmu", 2), ("gru", 2)]
     assert display.epochs == 2 * DMU.epochs
