@@ -32,22 +32,28 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="session")
 def emulator(pytestconfig):
     """Compiles the CUDA source for the host, once per set of constants, for all workers and for later sessions."""
-    emulation = Path(__file__).with_name("emulate.cpp")
-    sources = b"".join(path.read_bytes() for path in (emulation, *sorted(compiler.FOLDER_OF_SOURCES.glob("*.cuh"))))
+    here = Path(__file__).parent
+    emulation = [here / name for name in ("emulate.cpp", "emulated_gpu.cpp", "emulated_gpu.h")]
+    sources = b"".join(path.read_bytes() for path in (*emulation, *sorted(compiler.FOLDER_OF_SOURCES.glob("*.cuh"))))
     folder = pytestconfig.cache.mkdir("emulated") / hashlib.sha256(sources).hexdigest()[:16]
     folder.mkdir(exist_ok=True)
     for other in set(folder.parent.iterdir()) - {folder}:  # of sources that have changed
         shutil.rmtree(other, ignore_errors=True)
 
+    def compiled(name: str, *arguments: str | Path) -> Path:
+        file = folder / name
+        if not file.exists():
+            new = file.with_suffix(f".{os.getpid()}")
+            subprocess.run(["g++", "-std=c++17", "-O0", "-fPIC", "-w", *arguments, "-o", new], check=True)
+            new.replace(file)  # at once: another worker may be about to use it
+        return file
+
     def build(defines: dict[str, str]) -> ctypes.CDLL:
+        gpu = compiled("gpu.o", "-c", here / "emulated_gpu.cpp")
         flags = [f"-D{name}={value}" for name, value in defines.items()]
-        library = folder / (hashlib.sha256(" ".join(flags).encode()).hexdigest()[:16] + ".so")
-        if not library.exists():
-            new = library.with_suffix(f".{os.getpid()}")
-            command = ["g++", "-std=c++17", "-O0", "-shared", "-fPIC", "-w", f"-I{compiler.FOLDER_OF_SOURCES}"]
-            subprocess.run([*command, *flags, emulation, "-o", new], check=True)
-            new.replace(library)  # at once: another worker may be about to load it
-        return ctypes.CDLL(str(library))
+        name = hashlib.sha256(" ".join(flags).encode()).hexdigest()[:16] + ".so"
+        sources = [f"-I{compiler.FOLDER_OF_SOURCES}", here / "emulate.cpp", gpu]
+        return ctypes.CDLL(str(compiled(name, "-shared", *flags, *sources)))
 
     return build
 

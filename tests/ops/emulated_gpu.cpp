@@ -1,0 +1,124 @@
+// Every CUDA thread is a coroutine that runs until it has to wait at a barrier. Blocks of a cluster run together, clusters
+// one after another. The order in which threads get their turn is shuffled: a result that depends on it, because a barrier
+// is missing, is a wrong result here too.
+#include "emulated_gpu.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+Thread* self;
+
+namespace {
+ucontext_t scheduler;
+bool moved;  // a thread reached a barrier or its end since the threads last had a turn each
+
+struct Coroutine;
+Coroutine& current();
+
+struct Barrier {
+    int expected, arrived = 0, generation = 0;
+    void arrive_and_wait();
+};
+struct Warp {
+    Barrier lanes{32};
+    unsigned a[32][4], b[32][2];
+    bool flag[32];
+};
+struct Coroutine : Thread {
+    int rank;
+    Warp* warp;
+    ucontext_t context = {};
+    bool done = false;
+};
+struct Cluster {
+    std::vector<std::vector<float>> shared;
+    std::vector<Barrier> blocks;
+    std::vector<Warp> warps;
+    Barrier all;
+};
+Cluster* cluster;
+
+Coroutine& current() { return *static_cast<Coroutine*>(self); }
+
+void Barrier::arrive_and_wait() {
+    const int mine = generation;
+    moved = true;
+    if (++arrived == expected) arrived = 0, ++generation;
+    while (generation == mine) swapcontext(&current().context, &scheduler);
+}
+
+void (*kernel_of_all)(const void*);
+const void* arguments_of_all;
+
+void run_cluster(std::vector<Coroutine>& threads) {
+    constexpr int stack_size = 1 << 16;
+    std::vector<char> stacks(threads.size() * stack_size);
+    std::vector<Coroutine*> turns;
+    for (Coroutine& thread : threads) {
+        getcontext(&thread.context);
+        thread.context.uc_stack.ss_sp = &stacks[turns.size() * stack_size];
+        thread.context.uc_stack.ss_size = stack_size;
+        thread.context.uc_link = &scheduler;
+        makecontext(&thread.context, [] { kernel_of_all(arguments_of_all), current().done = moved = true; }, 0);
+        turns.push_back(&thread);
+    }
+    for (unsigned random = 1; !turns.empty();) {
+        moved = false;
+        std::vector<Coroutine*> left;
+        for (size_t k = turns.size(); k--;) {
+            random = random * 1664525u + 1013904223u;
+            std::swap(turns[k], turns[(random >> 8) % (k + 1)]);
+            self = turns[k];
+            swapcontext(&scheduler, &turns[k]->context);
+            if (!turns[k]->done) left.push_back(turns[k]);
+        }
+        if (!moved) std::fputs("emulated_gpu.cpp: threads wait at a barrier that others never reach\n", stderr), std::abort();
+        turns.swap(left);
+    }
+}
+}  // namespace
+
+void warp_barrier() { current().warp->lanes.arrive_and_wait(); }
+void block_barrier() { cluster->blocks[current().rank].arrive_and_wait(); }
+void cluster_barrier() { cluster->all.arrive_and_wait(); }
+
+unsigned in_lanes(bool flag) {
+    Warp& warp = *current().warp;
+    warp.flag[self->index % 32] = flag;
+    warp_barrier();
+    unsigned all = 0;
+    for (int lane = 0; lane < 32; ++lane) all |= unsigned(warp.flag[lane]) << lane;
+    warp_barrier();
+    return all;
+}
+
+void store_in_all_blocks(void* target, const void* value, int size) {
+    const auto offset = static_cast<char*>(target) - reinterpret_cast<char*>(self->shared);
+    for (auto& shared : cluster->shared) std::memcpy(reinterpret_cast<char*>(shared.data()) + offset, value, size);
+}
+
+void emulate(int cluster_size, int width_of_block, int blocks, int runs, int shared_floats, void (*kernel)(const void*),
+             const void* arguments) {
+    kernel_of_all = kernel, arguments_of_all = arguments;
+    for (int y = 0; y < runs; ++y)
+        for (int first = 0; first < blocks; first += cluster_size) {
+            // Fresh shared memory holds anything: NaN shows what is read before it was written.
+            const std::vector<float> unwritten(shared_floats, std::nanf(""));
+            Cluster here{std::vector<std::vector<float>>(cluster_size, unwritten),
+                         std::vector<Barrier>(cluster_size, Barrier{width_of_block}),
+                         std::vector<Warp>(cluster_size * width_of_block / 32), Barrier{cluster_size * width_of_block}};
+            cluster = &here;
+            std::vector<Coroutine> threads;
+            for (int rank = 0; rank < cluster_size; ++rank)
+                for (int t = 0; t < width_of_block; ++t) {
+                    Warp& warp = here.warps[(rank * width_of_block + t) / 32];
+                    const Thread thread{t, first + rank, y, here.shared[rank].data(), warp.a, warp.b};
+                    threads.push_back({thread, rank, &warp});
+                }
+            run_cluster(threads);
+        }
+}
