@@ -121,7 +121,7 @@ def save(
         torch.export.save(program(model, inputs, sizes), path, extra_files=extra)
     else:
         exported = program(model, inputs, sizes)
-        with warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings():  # else every loop's backward pass is traced, and thrown away
             warnings.filterwarnings("ignore", ".*The axis name")  # that a size stands in several inputs
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's own
             names = open_sizes(inputs, sizes)
