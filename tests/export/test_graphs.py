@@ -24,7 +24,8 @@ pytestmark = [
 
 OWN_TRANSITION = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 10))
 MODELS = {
-    **{name: lambda name=name: LAYERS[name](3, 5, bidirectional=True, **OWN.get(name, {})) for name in LAYERS},
+    **{name: lambda name=name: LAYERS[name](3, 5, **OWN.get(name, {})) for name in ("RHN", "RNN", "GRU")},
+    **{name: lambda name=name: LAYERS[name](3, 5, bidirectional=True, **OWN.get(name, {})) for name in ("DMU", "LSTM")},
     "basic": lambda: dm.DMU(3, 5, transition=[], batch_first=True, num_layers=2, dropout=0.5),
     "module": lambda: dm.DMU(3, 5, transition=OWN_TRANSITION),
     "projected": lambda: dm.LSTM(3, 5, proj_size=2),
