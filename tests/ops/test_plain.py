@@ -129,7 +129,7 @@ class TestTransforms:
 
     @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
     def test_compile_in_one_graph(self, name, padded):
-        layer = build(name, 3, 4, 2, bidirectional=True)
+        layer = build(name, 3, 4, bidirectional=True) if padded else build(name, 3, 4, num_layers=2)
         torch.compiler.reset()
         compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
         x = torch.randn(3, 2, 3, dtype=torch.float64, requires_grad=True)
