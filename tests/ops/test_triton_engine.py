@@ -26,9 +26,10 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 
 if not RUNS_HERE:
 
-    def test_every_test_below_in_the_interpreter():
+    @pytest.mark.parametrize("part", ["test_resets_masks_and_residuals", "not test_resets_masks_and_residuals"])
+    def test_every_test_below_in_the_interpreter(part: str):
         pytest.importorskip("triton")
-        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
+        command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-k", part, __file__]
         environment = {**os.environ, "TRITON_INTERPRET": "1"}
         environment.pop("PYTEST_ADDOPTS", None)
         child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
@@ -238,18 +239,20 @@ ASKED = {name: (name,) for name in OPTIONS} | {"all": OPTIONS}
 
 
 @here
-@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize(
-    ("case", "asked", "reverse"),
+    ("case", "asked", "reverse", "tiles"),
     [
-        (case, asked, reverse)
-        for case in [Case("dmu", 20, (33, 33, 33)), *SMALL[2:]]
+        (case, asked, reverse, tiles)
+        for case in [Case("dmu", 20, (20, 20, 20)), *SMALL[2:]]
         for asked in ASKED
         if case.cell == "dmu" or asked not in OF_A_DMU
         for reverse in ([False, True] if asked in ("resets", "all") else [False])  # masks know no direction
+        for tiles in (["usual", "small"] if asked == "all" else ["usual"])
     ],
+    indirect=["tiles"],
     ids=str,
 )
+@pytest.mark.usefixtures("tiles")
 def test_resets_masks_and_residuals(case: Case, asked: str, reverse: bool):
     options = {name: True for name in ASKED[asked] if case.cell == "dmu" or name not in OF_A_DMU}
     check(replace(case, batch=3, steps=4, reverse=reverse, lengths=True, **options))
@@ -488,12 +491,10 @@ HOPPER_SHARED_MEMORY = 227 * 1024
         Case("dmu", 5, (5,), batch=32, steps=2),
         Case("dmu", 122, (122,), batch=32, steps=2, dtype=torch.bfloat16),
         Case("dmu", 136, (136,) * 9, batch=32, steps=2, activation="gelu"),
-        Case("rhn", 20, depth=2, steps=2),
         Case("gru", 128, batch=32, steps=2, lengths=True, reverse=True),
         Case("lstm", 64, batch=32, steps=2),
         Case("dmu", 40, (48,) * 3, batch=32, resets=True, state_mask=True, hidden_mask=True, residual=True),
         Case("rhn", 20, depth=2, reverse=True, lengths=True, resets=True, state_mask=True),
-        Case("lstm", 20, resets=True, state_mask=True),
     ],
     ids=str,
 )
