@@ -1,5 +1,6 @@
-"""Seeds, threads and signals for every test."""
+"""Seeds, threads, signals and memory for every test."""
 
+import gc
 import os
 import signal
 
@@ -36,6 +37,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _settled() -> None:
+    """What is imported and cached by now stays. Torch's tracing collects garbage often, and would look through it."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # for modules that complain about what is left when Python ends
 
 
 @pytest.fixture(autouse=True)
