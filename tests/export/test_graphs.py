@@ -122,32 +122,27 @@ def test_exported_programs_give_the_same_numbers_by_torchs_own_operators(layer):
         close(tensors(exported(**inputs)), layer(**inputs))
 
 
-def test_a_saved_program_runs_where_this_library_is_not(tmp_path):
-    layer, x = dm.DMU(3, 5, transition=[7, 6]), torch.randn(40, 8, 3)
-    export.save(layer, {"input": x}, tmp_path / "m.pt2", format="pt2", sizes={"input": {0: "time", 1: "batch"}})
-    torch.save(x[:9, :1].clone(), tmp_path / "x.pt")
+def test_a_saved_program_runs_where_this_library_is_not_a_fused_operator_where_it_is(tmp_path):
+    portable, fused = dm.DMU(3, 5, transition=[7, 6]), dm.DMU(3, 5)
+    x, short = torch.randn(40, 8, 3), torch.randn(9, 1, 3)
+    sizes = {"input": {0: "time", 1: "batch"}}
+    export.save(portable, {"input": x}, tmp_path / "portable.pt2", format="pt2", sizes=sizes)
+    with torch.no_grad():
+        torch.export.save(torch.export.export(fused, (x,)), tmp_path / "fused.pt2")
+    torch.save((x, short), tmp_path / "inputs.pt")
     code = """
 import sys; sys.modules["deepmemory"] = None
 import torch
-torch.save(torch.export.load("m.pt2").module()(input=torch.load("x.pt")), "outputs.pt")
-"""
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, check=True)
-    close(torch.load(tmp_path / "outputs.pt"), layer(x[:9, :1]))
-
-
-def test_a_program_with_a_fused_operator_runs_where_the_operators_are_registered(tmp_path):
-    layer, x = dm.DMU(3, 5), torch.randn(4, 2, 3)
-    with torch.no_grad():
-        torch.export.save(torch.export.export(layer, (x,)), tmp_path / "m.pt2")
-    torch.save(x, tmp_path / "x.pt")
-    code = """
+x, short = torch.load("inputs.pt")
+torch.save(torch.export.load("portable.pt2").module()(input=short), "portable.pt")
+del sys.modules["deepmemory"]
 import deepmemory.ops
-import torch
-torch.save(torch.export.load("m.pt2").module()(torch.load("x.pt")), "outputs.pt")
+torch.save(torch.export.load("fused.pt2").module()(x), "fused.pt")
 """
     paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path, env=paths, check=True)
-    close(torch.load(tmp_path / "outputs.pt"), layer(x))
+    close(torch.load(tmp_path / "portable.pt"), portable(short))
+    close(torch.load(tmp_path / "fused.pt"), fused(x))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
