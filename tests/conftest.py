@@ -13,7 +13,7 @@ settings.load_profile("deepmemory")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "missing(what, why): what this test needs is not here; see below")
+    config.addinivalue_line("markers", "missing(what, why): this test needs what is not here; why is None where it is")
     if "PYTEST_XDIST_WORKER" in os.environ:
         torch.set_num_threads(1)  # the workers share the cores
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started by a script with &; children would ignore it, too
@@ -25,9 +25,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     skipped: dict[str, pytest.Item] = {}
     left_out = []
     for item in items:
-        if (mark := item.get_closest_marker("missing")) is None:
+        missing = [mark.args for mark in item.iter_markers("missing") if mark.args[1] is not None]
+        if not missing:
             continue
-        what, why = mark.args
+        what, why = missing[0]
         if what in skipped:
             left_out.append(item)
         else:

@@ -27,8 +27,10 @@ def missing(name: str) -> str | None:
 
 def on_engines(names: Iterable[str]) -> list[Any]:
     """Parameters of tests that run on each of these engines, those that are missing marked so."""
-    reasons = {name: missing(name) for name in names}
-    return [pytest.param(name, marks=pytest.mark.missing(name, why) if why else ()) for name, why in reasons.items()]
+    return [pytest.param(name, marks=pytest.mark.missing(name, missing(name))) for name in names]
+
+
+needs_gpu = pytest.mark.missing("GPU", None if torch.cuda.is_available() else "not on this machine")
 
 
 def make(name: str, engine: str, *sizes: int, **options) -> nn.Module:

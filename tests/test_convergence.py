@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fused_engines import DEVICES, on_engines
 from tolerances import assert_close
 from torch import nn
 
@@ -59,38 +60,28 @@ def language_curve(engine: str, device: str, autocast: bool) -> torch.Tensor:
     return torch.stack(losses).cpu()
 
 
-def device_of(engine: str) -> str:
-    """Where an engine runs; skips the test where it cannot."""
-    device = "cpu" if engine == "cpu" else "cuda"
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    if why_not := engines.unavailable(engine):
-        pytest.skip(why_not)
-    return device
-
-
-@pytest.mark.parametrize("engine", engines.FUSED)
+@pytest.mark.parametrize("engine", on_engines(engines.FUSED))
 def test_same_curve_as_on_the_plain_engine(engine, monkeypatch):
     """Every one of 300 losses, while they fall to a twentieth, by the table's row for float32."""
-    device = device_of(engine)
+    device = DEVICES[engine]
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # float32 on the GPU means float32
     expected = curve("plain", device)
     assert expected[-20:].mean() < expected[:20].mean() / 20
     assert_close(curve(engine, device), expected)
 
 
-@pytest.mark.parametrize("engine", engines.FUSED)
+@pytest.mark.parametrize("engine", on_engines(engines.FUSED))
 def test_autocast_to_bfloat16_learns_as_much(engine):
     """300 steps on Adding end within a third of the loss that float32 ends with."""
-    device = device_of(engine)
+    device = DEVICES[engine]
     exact, lower = (curve(engine, device, autocast)[-20:].mean() for autocast in (False, True))
     assert lower < exact * 4 / 3
 
 
-@pytest.mark.parametrize("engine", engines.FUSED)
+@pytest.mark.parametrize("engine", on_engines(engines.FUSED))
 def test_autocast_to_bfloat16_learns_language_as_well(engine):
     """150 steps on letters fall from 5 to under 2.2 nats, and end within 2 % of float32's loss."""
-    device = device_of(engine)
+    device = DEVICES[engine]
     exact, lower = (language_curve(engine, device, autocast)[-20:].mean() for autocast in (False, True))
     assert exact < 2.2
     assert lower < 1.02 * exact

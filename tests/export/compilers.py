@@ -45,7 +45,7 @@ int main(void)
 def needs(*programs: str) -> pytest.MarkDecorator:
     """A mark for tests that run these programs: where one is missing, they are skipped."""
     missing = " and ".join(program for program in programs if shutil.which(program) is None)
-    return pytest.mark.missing(missing, "not installed") if missing else pytest.mark.filterwarnings()
+    return pytest.mark.missing(missing, "not installed" if missing else None)
 
 
 def machine(name: str) -> pytest.param:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fused_engines import needs_gpu
 from layers import LAYERS, OWN, randomise
 from tolerances import assert_close
 from torch import nn
@@ -135,7 +136,7 @@ def test_a_compiled_model_is_watched_uncompiled():
     assert len(dm.gradients.gates(compiled, x)) == 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@needs_gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_gpu_tells_the_same(kind, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # float32 on the GPU means float32

@@ -15,7 +15,7 @@ from deepmemory.lab.records import Records
 from deepmemory.lab.settings import PAPER_TASKS
 
 DATA = os.environ.get("DEEPMEMORY_DATA")
-needs_data = pytest.mark.skipif(not DATA, reason="the data sets are not here; $DEEPMEMORY_DATA says where they are")
+needs_data = pytest.mark.missing("data sets", None if DATA else "$DEEPMEMORY_DATA says where they are")
 SMALL = {
     "polymusic": ["--set=limit=6"],
     "natlang": ["--set=limit=300", "--set=hidden=10", "--set=batch=4", "--set=window=20"],

@@ -15,7 +15,7 @@ from deepmemory.lab.tasks.translation import CHANCE as PAIRS
 from deepmemory.lab.training.random_streams import TEST, sequence_keys
 
 DATA = os.environ.get("DEEPMEMORY_DATA")
-needs_data = pytest.mark.skipif(not DATA, reason="the data sets are not here; $DEEPMEMORY_DATA says where they are")
+needs_data = pytest.mark.missing("data sets", None if DATA else "$DEEPMEMORY_DATA says where they are")
 
 
 def entropy(counts: torch.Tensor, words: torch.Tensor) -> float:

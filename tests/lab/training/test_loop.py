@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fused_engines import needs_gpu
 
 import deepmemory as dm
 from deepmemory.lab import paper
@@ -188,7 +189,7 @@ def test_unknown_devices_are_told_the_choices():
         make_trainer(SMALL, Machine("gpu"))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@needs_gpu
 @pytest.mark.parametrize("task", SYNTHETIC)
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_captured_step_equals_a_step(task, cell):
@@ -202,7 +203,7 @@ def test_a_captured_step_equals_a_step(task, cell):
         torch.testing.assert_close(captured.weights[name], weight, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@needs_gpu
 def test_a_gpu_run_follows_the_cpu_run():
     _, _, host = train_all(SMALL, range(3))
     _, _, device = train_all(SMALL, range(3), Machine("cuda"))
