@@ -80,6 +80,14 @@ class Availability(NamedTuple):
     reason: str
 
 
+class Listing(dict[str, Availability]):
+    """Engines by name; printed, one line for each."""
+
+    def __str__(self) -> str:
+        marks = {True: "yes", False: "no "}
+        return "\n".join(f"{name:6} {marks[available]}  {reason}" for name, (available, reason) in self.items())
+
+
 @cache
 def _ask(name: str) -> str | None:
     return FUSED[name].unavailable()
@@ -94,14 +102,16 @@ def unavailable(name: str) -> str | None:
 unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def engines() -> dict[str, Availability]:
-    """Which engines this machine has, and why not the others.
+def engines() -> Listing:
+    """Which engines this machine has, and why not the others: a dictionary that prints as a list.
 
     >>> import deepmemory as dm
+    >>> print(str(dm.engines()).splitlines()[0])
+    plain  yes  always there
     >>> dm.engines()["plain"]
     Availability(available=True, reason='always there')
     """
-    listing = {"plain": Availability(True, "always there")}
+    listing = Listing(plain=Availability(True, "always there"))
     for name in FUSED:
         why_not = unavailable(name)
         listing[name] = Availability(why_not is None, why_not or "ready")
