@@ -1,0 +1,32 @@
+"""Public programs in which a GRU was replaced by a DMU: the table of docs/faq.md, which readme.py fills.
+
+``results/public_programs.json`` holds the score of every run. The programs are their authors', so they are not in this
+repository. In each, ``nn.GRU`` became ``dm.DMU`` with as many weights (``dm.matched_hidden_size``), the optimiser got
+``dm.parameter_groups`` or the parameters as before, and nothing else changed but what old code needs to run today and
+the number of epochs, which is the same for all layers.
+"""
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+
+from deepmemory.lab.bench.tables import markdown_table
+
+RESULTS = Path(__file__).parent / "results" / "public_programs.json"
+LAYERS = {"gru": "`nn.GRU`", "dmu-3x-rule": "DMU, lr / 2n, three times the rate", "dmu-same": "DMU, lr, the GRU's rate"}
+
+
+def table() -> str:
+    """Mean and deviation of each program's own score, for the GRU and for the DMU at two rates."""
+    measured = json.loads(RESULTS.read_text())
+    rows = []
+    for name, program in measured["programs"].items():
+        cells = []
+        for layer in LAYERS:
+            scores = [run["score"] for run in measured["runs"] if (run["program"], run["variant"]) == (name, layer)]
+            digits = program["digits"]
+            cells.append(f"{fmean(scores):.{digits}f} ± {stdev(scores):.{digits}f}")
+        link = f"[{program['title']}](https://github.com/{program['repository']})"
+        better = "higher" if program["higher_is_better"] else "lower"
+        rows.append([link, f"{program['score']}; {better} is better", *cells])
+    return markdown_table(["program", "score", *LAYERS.values()], rows)
