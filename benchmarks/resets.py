@@ -15,13 +15,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from importlib import metadata, util
-from itertools import pairwise
 from pathlib import Path
 from statistics import median, quantiles
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
 
 import deepmemory as dm
 from deepmemory.lab.bench.speed import machine
@@ -46,24 +45,19 @@ def without(layer: nn.Module, x: Tensor, resets: Tensor) -> Tensor:
     return layer(x)[0]
 
 
-def episodes(resets: Tensor) -> list[tuple[int, int, int]]:
-    """Sequence, first step and the step after the last of every piece between resets."""
-    found = []
-    for b, column in enumerate(resets.T.tolist()):
-        cuts = [0, *(t for t, cut in enumerate(column) if cut and t > 0), len(column)]
-        found += [(b, first, end) for first, end in pairwise(cuts)]
-    return found
-
-
 def split(layer: nn.Module, x: Tensor, resets: Tensor) -> Tensor:
-    """Cut into episodes, packed, run at once, and put back into place."""
-    pieces = episodes(resets)
-    packed = pack_sequence([x[first:end, b] for b, first, end in pieces], enforce_sorted=False)
-    padded, _ = pad_packed_sequence(layer(packed)[0])
-    rows: list[list[Tensor]] = [[] for _ in range(x.shape[1])]
-    for index, (b, first, end) in enumerate(pieces):
-        rows[b].append(padded[: end - first, index])
-    return torch.stack([torch.cat(row) for row in rows], 1)
+    """Cut into episodes, packed without padding, run at once, and put back into place."""
+    begins = resets.T.clone()
+    begins[:, 0] = True
+    begins = begins.flatten()  # [B * T], one sequence after the other
+    first = begins.nonzero().flatten()
+    episode, place = begins.cumsum(0) - 1, torch.arange(len(begins), device=x.device)
+    step = place - first[episode]
+    longest_first = (-first.diff(append=first.new_tensor([len(begins)]))).argsort().argsort()
+    order = (step * len(first) + longest_first[episode]).argsort()
+    packed = PackedSequence(x.transpose(0, 1).flatten(0, 1).index_select(0, order), step.bincount().cpu())
+    y = layer(packed)[0].data.index_select(0, order.argsort())
+    return y.unflatten(0, (x.shape[1], x.shape[0])).transpose(0, 1)
 
 
 def loop(layer: nn.Module, x: Tensor, resets: Tensor) -> Tensor:

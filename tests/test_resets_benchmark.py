@@ -2,11 +2,13 @@
 
 import importlib
 import json
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from tolerances import assert_close
 
 ROOT = Path(__file__).parent.parent
 KEPT = sorted((ROOT / "benchmarks" / "results").glob("resets_*.json"))
@@ -19,6 +21,17 @@ def resets(monkeypatch):
     module = importlib.import_module("resets")
     monkeypatch.setattr(module, "util", SimpleNamespace(find_spec=lambda name: None))  # TorchRL's scan takes long
     return module
+
+
+def test_split_is_one_call_for_each_episode(resets):
+    torch.manual_seed(0)
+    layer, x = torch.nn.LSTM(3, 4), torch.randn(7, 5, 3)
+    begins = torch.rand(7, 5) < 0.3
+    found = resets.split(layer, x, begins)
+    for b in range(5):
+        cuts = [0, *(t for t in range(1, 7) if begins[t, b]), 7]
+        for first, end in pairwise(cuts):
+            assert_close(found[first:end, b], layer(x[first:end, b])[0])
 
 
 def test_every_way_gives_the_split_sequences(resets):
