@@ -171,7 +171,7 @@ def clock_of(device: str) -> Callable[[], float]:
 
 
 def keep_memory() -> None:
-    """Let the C library keep what is freed: otherwise page faults are most of what some of the contestants take here."""
+    """Let the C library keep what is freed: otherwise some contestants spend most of their time on page faults."""
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):  # glibc
         library.mallopt(-4, 0)  # M_MMAP_MAX: large blocks are on the heap, too
