@@ -22,6 +22,8 @@ from deepmemory.lab.use.loading import expect_task, load_model
 RESULTS = Path(__file__).with_name("results") / "trained.json"
 PAGE = Path(__file__).parent.parent / "docs" / "trained.md"
 GIVEN, COMPOSED = 50, 200  # frames
+CHORD = 3  # a chord is the lowest keys of a frame, as many as this
+BAR = 4 * sound.frames_per_beat("nottingham")  # frames
 NAMES = {
     "polymusic": ("composer", "Nottingham"),
     "translation": ("translator", "Spanish and English sentences of Tatoeba"),
@@ -33,12 +35,18 @@ WAYS = {"real": "real", "together": "keys sampled together", "alone": "each key 
 def describe(rolls: list[Tensor], known: set[bytes]) -> dict[str, float]:
     """Notes of piano-rolls; ``known`` are the sets of keys that sound together in the training pieces."""
     frames = torch.cat(rolls)
+    chords = [roll * (roll.cumsum(1) <= CHORD) for roll in rolls]  # without the melody above
+    changes = torch.cat([(chord[1:] != chord[:-1]).any(1) for chord in chords]).double().mean().item()
+    begun = torch.cat([(roll[1:] > roll[:-1]).sum(1) for roll in rolls]).double().mean().item()
     held = torch.tensor([note.end - note.start for roll in rolls for note in sound.notes_of(roll)]).double()
     counts = frames.sum(1).double()
     return {
         "frames": len(frames),
         "frames of a note": held.mean().item(),
         "notes of one frame": (held == 1).double().mean().item(),
+        "notes that begin in a frame": begun,
+        "frames of a chord": 1 / changes,
+        "chord changes in a bar": BAR * changes,
         "notes in a frame": counts.mean().item(),
         "their standard deviation": counts.std().item(),
         "chords of the training pieces": sum(frame.numpy().tobytes() in known for frame in frames) / len(frames),
@@ -83,6 +91,9 @@ def music_table(music: dict[str, dict[str, float]]) -> str:
     for name, how in (
         ("frames of a note", ".2f"),
         ("notes of one frame", ".0%"),
+        ("notes that begin in a frame", ".2f"),
+        ("frames of a chord", ".1f"),
+        ("chord changes in a bar", ".1f"),
         ("notes in a frame", ".2f"),
         ("their standard deviation", ".2f"),
         ("chords of the training pieces", ".0%"),

@@ -21,6 +21,7 @@ from deepmemory.lab.use.loading import TrainedModel, expect_task
 
 UNKNOWN, NUMBER = "<unk>", "N"  # how the Penn Treebank writes rare words and numbers
 TOGETHER, ALONE = SAMPLINGS = ("together", "alone")  # how the keys of a frame are sampled
+UNLIKELY = 0.2  # below this probability, a key of a chord hardly ever begins or ends
 SENTENCES_AT_ONCE = 256  # in one batch, every beam counted
 
 
@@ -291,18 +292,24 @@ def continue_tune(
     for _ in range(steps):
         logits = answer[0, -1].double()
         chance = (logits > 0).double() if temperature == 0 else (logits / temperature).sigmoid()
-        frames.append(sample_keys(chance, generator, sampling)[None])
+        frames.append(sample_keys(chance, generator, sampling, frames[-1][-1])[None])
         answer, state = step_of_tune(model, frames[-1].to(dtype), state)
     return torch.cat(frames)
 
 
-def sample_keys(chance: Tensor, generator: torch.Generator, sampling: str = TOGETHER) -> Tensor:
-    """Which keys sound, uint8 (keys,); each does with its own probability ``chance`` (keys,).
+def sample_keys(
+    chance: Tensor, generator: torch.Generator, sampling: str = TOGETHER, before: Tensor | None = None
+) -> Tensor:
+    """Which keys sound, uint8 (keys,), given their probabilities ``chance`` (keys,) and the frame ``before``, if any.
 
     ``alone`` draws a random number for every key: of two notes that are equally likely to follow, both may sound, or
-    none. ``together`` is systematic sampling. The probabilities lie end to end on a line, from the lowest key to the
-    highest, and the keys at u, u + 1, u + 2 and so on sound, for one random u below 1. So the number of keys differs
-    from its mean by less than one, likely alternatives exclude each other, and the notes of a chord stay together.
+    none. ``together`` makes chords hold or change as a whole:
+
+    - One random number decides for all keys that sound already: those more likely than it go on. What is more certain
+      than ``1 - UNLIKELY`` always does.
+    - New keys make up for the rest of the expected number of notes. They are sampled systematically: their
+      probabilities lie end to end on a line, and the keys at u, u + 1, u + 2 and so on sound, for one random u below 1.
+      So likely alternatives exclude each other. Keys less likely than ``UNLIKELY`` are left out if there are others.
 
     >>> either = torch.tensor([1.0, 0.5, 0.5, 0.5, 0.5])  # C, and above it E and G or F and A
     >>> drawn = [sample_keys(either, torch.Generator().manual_seed(seed)) for seed in range(9)]
@@ -311,9 +318,28 @@ def sample_keys(chance: Tensor, generator: torch.Generator, sampling: str = TOGE
     """
     if sampling == ALONE:
         return torch.bernoulli(chance, generator=generator).to(torch.uint8)
+    chance = chance.double()
+    sounding = torch.zeros_like(chance, dtype=torch.bool) if before is None else before.bool()
+    least = torch.rand((), generator=generator, dtype=torch.float64).clamp(UNLIKELY, 1 - UNLIKELY)
+    held = sounding & (chance > least)
+    missing = (chance.sum() - held.sum()).clamp(min=0)
+    new = chance.masked_fill(sounding, 0)
+    enough = new.sort(descending=True).values[: int(missing.ceil().clamp(min=1))][-1]  # as many keys as are missing
+    share = scaled(new.masked_fill(new < enough.clamp(max=UNLIKELY), 0), missing)
     start = torch.rand((), generator=generator, dtype=torch.float64)
-    below = (chance.double().cumsum(0) - start).ceil()  # points below the end of each key's part of the line
-    return below.diff(prepend=below.new_zeros(1)).clamp(max=1).to(torch.uint8)
+    below = (share.cumsum(0) - start).ceil()  # points below the end of each key's part of the line
+    return (held | (below.diff(prepend=below.new_zeros(1)) > 0)).to(torch.uint8)
+
+
+def scaled(chance: Tensor, total: Tensor) -> Tensor:
+    """Probabilities in proportion to ``chance``, none above 1, with the sum ``total``, or as much as there is."""
+    full = torch.zeros_like(chance, dtype=torch.bool)
+    while True:
+        rest = chance.masked_fill(full, 0)
+        share = rest * ((total - full.sum()).clamp(min=0) / rest.sum().clamp(min=1e-300))
+        if not (share > 1).any():
+            return share.masked_fill(full, 1)
+        full |= share >= 1
 
 
 def step_of_tune(model: TrainedModel, frames: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -265,12 +265,38 @@ def test_keys_sampled_together_are_as_many_as_expected(chances, seed):
     assert keys[chance == 1].all()
 
 
-@pytest.mark.parametrize("sampling", decoding.SAMPLINGS)
-def test_every_key_sounds_as_often_as_its_probability_says(sampling):
-    chance = torch.tensor([0.9, 0.1, 0.5, 0.0, 0.25, 1.0])
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=20), st.integers(0, 2**31))
+def test_a_chord_is_held_or_makes_room_for_as_many_new_keys(keys, seed):
+    chance, before = torch.tensor([key[0] for key in keys], dtype=torch.float64), torch.tensor([key[1] for key in keys])
+    drawn = sample_keys(chance, torch.Generator().manual_seed(seed), before=before).bool()
+    held = drawn & before
+    assert (drawn & ~before).sum() < max(chance.sum() - held.sum(), 0) + 1
+    assert drawn[before & (chance > 1 - decoding.UNLIKELY)].all()
+    assert not drawn[before & (chance < decoding.UNLIKELY)].any()
+    for ended in chance[before & ~drawn]:  # the least likely ones
+        assert (ended <= chance[held]).all()
+
+
+@pytest.mark.parametrize(
+    ("chance", "before", "sampling"),
+    [
+        ([0.9, 0.1, 0.5, 0.0, 0.25, 1.0], None, "alone"),
+        ([0.9, 0.5, 0.0, 0.25, 1.0], None, "together"),
+        ([0.6, 0.6, 0.4, 0.4], [1, 1, 0, 0], "together"),
+    ],
+)
+def test_every_key_sounds_as_often_as_its_probability_says(chance, before, sampling):
+    chance, before = torch.tensor(chance), None if before is None else torch.tensor(before)
     generator = torch.Generator().manual_seed(0)
-    often = torch.stack([sample_keys(chance, generator, sampling) for _ in range(4000)]).double().mean(0)
+    often = torch.stack([sample_keys(chance, generator, sampling, before) for _ in range(4000)]).double().mean(0)
     assert (often - chance).abs().max() < 4 * 0.5 / 4000**0.5  # four standard errors
+
+
+def test_a_chord_changes_as_a_whole():
+    chance, before = torch.tensor([0.6, 0.6, 0.4, 0.4]), torch.tensor([1, 1, 0, 0])
+    drawn = [sample_keys(chance, torch.Generator().manual_seed(seed), before=before) for seed in range(50)]
+    assert {tuple(keys.tolist()) for keys in drawn} == {(1, 1, 0, 0), (0, 0, 1, 1)}
 
 
 def test_compose_by_the_command(tmp_path, on_made_data, monkeypatch, capsys):
