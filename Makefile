@@ -49,8 +49,8 @@ test-wheels: venv
 	$(MAKE) wheels PLATFORMS="musl-x86_64 windows-x86_64 --to $(TRIED)"
 	$(ZIG)/bin/python -m zipfile -e $(TRIED)/*-musllinux_*.whl $(TRIED)/musl
 	$(ZIG)/bin/python -m zipfile -e $(TRIED)/*-win_amd64.whl $(TRIED)/windows
-	$(ZIG)/bin/python -m ziglang c++ -target x86_64-linux-musl -dynamic -std=c++17 -o $(TRIED)/replay tests/ops/replay.cpp
-	$(ZIG)/bin/python -m ziglang c++ -target x86_64-windows-gnu -std=c++17 -o $(TRIED)/replay.exe tests/ops/replay.cpp
+	$(ZIG)/bin/python -m ziglang c++ -target x86_64-linux-musl -dynamic -O2 -std=c++17 -o $(TRIED)/replay tests/ops/replay.cpp
+	$(ZIG)/bin/python -m ziglang c++ -target x86_64-windows-gnu -O2 -std=c++17 -o $(TRIED)/replay.exe tests/ops/replay.cpp
 	$(VENV)/bin/python -m pytest -n 0 -p emulated_engine --emulator \
 	  "$(TRIED)/replay $(TRIED)/musl/deepmemory/ops/cpu/engine.so" tests/ops/test_cpu_engine.py $(EMULATED_TESTS)
 	$(VENV)/bin/python -m pytest -n 0 -p emulated_engine --emulator \
