@@ -13,20 +13,29 @@ from statistics import fmean, stdev
 from deepmemory.lab.bench.tables import markdown_table
 
 RESULTS = Path(__file__).parent / "results" / "public_programs.json"
-LAYERS = {"gru": "`nn.GRU`", "dmu-3x-rule": "DMU, lr / 2n, three times the rate", "dmu-same": "DMU, lr, the GRU's rate"}
+# Column: layer, linear layers of its transition, rate.
+COLUMNS = {
+    "`nn.GRU`": ("gru", None, "the program's"),
+    "`nn.GRU`, three times the rate": ("gru", None, "three times"),
+    "DMU, n = 1": ("dmu", 1, "rule, three times"),
+    "DMU, n = 2": ("dmu", 2, "rule, three times"),
+}
 
 
 def table() -> str:
-    """Mean and deviation of each program's own score, for the GRU and for the DMU at two rates."""
+    """Mean and deviation of each program's own score, for the GRU at two rates and for two DMUs."""
     measured = json.loads(RESULTS.read_text())
     rows = []
     for name, program in measured["programs"].items():
         cells = []
-        for layer in LAYERS:
-            scores = [run["score"] for run in measured["runs"] if (run["program"], run["variant"]) == (name, layer)]
-            digits = program["digits"]
-            cells.append(f"{fmean(scores):.{digits}f} ± {stdev(scores):.{digits}f}")
+        for column in COLUMNS.values():
+            scores = [
+                run["score"]
+                for run in measured["runs"]
+                if (run["program"], run["layer"], run["n"], run["rate"]) == (name, *column)
+            ]
+            cells.append(f"{fmean(scores):.{program['digits']}f} ± {stdev(scores):.{program['digits']}f}")
         link = f"[{program['title']}](https://github.com/{program['repository']})"
         better = "higher" if program["higher_is_better"] else "lower"
         rows.append([link, f"{program['score']}; {better} is better", *cells])
-    return markdown_table(["program", "score", *LAYERS.values()], rows)
+    return markdown_table(["program", "score", *COLUMNS], rows)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import authors_code
 import gru_study
+import public_programs
 import rates
 
 from deepmemory.lab.bench.tables import markdown_table, speed_table
@@ -62,6 +63,7 @@ def tables() -> dict[str, str]:
         "swap rates": rates.rate_table(swapped),
         "swap advice": rates.advice_table(swapped),
         "swap starts": rates.start_table(swapped),
+        "public programs": public_programs.table(),
     }
 
 
