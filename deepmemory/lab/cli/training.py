@@ -137,16 +137,16 @@ def beyond(
     selected = further.selection(chosen, split(parts) if parts else None, split(kinds) if kinds else None, quick)
     available = with_data([setting for settings in selected.values() for setting in settings], machine.data)
     trained = dict(zip(available, changed(available, parse_assignments(assignments)), strict=True))
-    searched, shown = [], []
+    how: dict[str, Any] = {"seed": seed, "machine": machine, "launcher": launcher, "recording": recording}
+    groups, failed = [], list[str]()
     for name, settings in selected.items():
         # A change may make studies equal, such as those at several rates.
         studies = list(dict.fromkeys(trained[setting] for setting in settings if setting in trained))
-        all_runs = runs or (1 if quick else EXPERIMENTS[name].runs)
-        searched.append((studies, min(all_runs, EXPERIMENTS[name].search_runs)))
-        shown.append((name, studies, all_runs))
-    how: dict[str, Any] = {"seed": seed, "machine": machine, "launcher": launcher, "recording": recording}
-    failed = train_groups(searched, **how)
-    groups = [(best_of(name, studies, recording.out), all_runs) for name, studies, all_runs in shown]
+        all_runs, few = runs or (1 if quick else EXPERIMENTS[name].runs), EXPERIMENTS[name].search_runs
+        if all_runs > few:  # rates are searched with few runs of all studies, and the best ones get the rest
+            failed += train_groups([(studies, few)], **how)
+            studies = best_of(name, studies, recording.out)
+        groups.append((studies, all_runs))
     train_and_report(groups, chosen, failed=failed, **how)
 
 
@@ -354,7 +354,7 @@ def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool
     depth = parse("depth", int, rest.pop("depth", 1)) if by_depth else 1
     if task in further.OF_TASK:
         return change(further.setting(task, cell, depth, quick), rest)
-    if task in TASKS and task not in PAPER_TASKS:
+    if task not in PAPER_TASKS:
         return change(Setting(task), {"cell": cell, **rest})
     setting = published.setting(task, cell, depth)
     return change(published.quick(setting) if quick else setting, rest)

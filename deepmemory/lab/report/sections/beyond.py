@@ -148,8 +148,8 @@ LAYOUTS: dict[str, Layout] = {
         "state for about as long. Always giving the mean has a loss of about 0.04. Losses of targets that are the sum "
         "itself, as in other papers, are four times those here: the 2.4e-5 of LEM at 10,000 steps (arXiv:2110.04744, "
         "128 units, 30,000 optimiser steps of 50 sequences) would be 6e-6. Here a run has 2,500 steps of 50 sequences. "
-        "Learning rates were searched at the shortest length, the same ones for every model; the one with the lowest "
-        "mean validation loss is shown, and used at the other lengths.",
+        "At the shortest length every model was trained with the same learning rates, and the one with the lowest mean "
+        "validation loss is shown; at the other lengths all models have one rate.",
         "Long memory: test loss of the Adding problem by length, mean and range of the runs.",
         beyond_figures.draw_long_adding,
         [
