@@ -35,7 +35,10 @@ struct BFloat16;
 inline float to_float(Half);
 inline void round_to(Half&, float);
 inline void round_to(BFloat16&, float);
-inline Quad from_l2(const Quad* at);
+inline Quad from_ring(const Quad* at);
+inline void open_arrival(Arrival* arrival) { *arrival = 0; }
+inline void written_for_fetching() {}
+template <int QUADS> void fetch_to_shared(Quad* to, const Quad* from, Arrival* arrival);
 template <int, class Input> void send_to_all(Input* target, Input value, bool there, int) {
     if (there) store_in_all_blocks(target, &value, sizeof value);
 }
@@ -49,7 +52,10 @@ inline void round_to(BFloat16& to, float x) {  // to the nearest, ties to even
     const unsigned bits = bits_of(x);
     to.bits = x != x ? 0x7fff : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
-inline Quad from_l2(const Quad* at) { return *at; }
+template <int QUADS> void fetch_to_shared(Quad* to, const Quad* from, Arrival* arrival) {
+    if (self->index % 32 == 0) start_copy(to, from, QUADS * sizeof *to, arrival);
+}
+inline Quad from_ring(const Quad* at) { return *at; }
 // As PTX's manual places the elements of m16n8k16 (two bytes) and m16n8k8 (four) in the lanes' registers.
 template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input) {
     constexpr int in_word = 4 / sizeof(Input), inputs = 8 * in_word;
@@ -92,7 +98,7 @@ extern "C" void sum_products(const Products* p, int blocks, int runs) {
     emulate(1, PRODUCT_THREADS, blocks, runs, PRODUCTS_SHARED, kernel, p);
 }
 extern "C" int shared_bytes(int back) { return 4 * (back ? shared_size<true>() : shared_size<false>()); }
-extern "C" int streamed_quads(int back) { return back ? streamed_size<true>() : streamed_size<false>(); }
+extern "C" int quads_in_global(int back) { return back ? streamed_quads<true>() : streamed_quads<false>(); }
 extern "C" int arguments_bytes() { return sizeof(Arguments); }
 extern "C" int products_bytes() { return sizeof(Products); }
 extern "C" int products_shared_bytes() { return 4 * PRODUCTS_SHARED; }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <ucontext.h>
 #include <utility>
 #include <vector>
@@ -28,6 +29,13 @@ struct Warp {
     unsigned a[32][4], b[32][2];
     bool flag[32];
 };
+struct Copy {
+    void* to;
+    const void* from;
+    int size;
+};
+std::map<Arrival*, Copy> copies;  // on their way
+
 struct Coroutine : Thread {
     int rank;
     Warp* warp;
@@ -86,6 +94,23 @@ void warp_barrier() { current().warp->lanes.arrive_and_wait(); }
 void block_barrier() { cluster->blocks[current().rank].arrive_and_wait(); }
 void cluster_barrier() { cluster->all.arrive_and_wait(); }
 
+void start_copy(void* to, const void* from, int size, Arrival* arrival) {
+    if (copies.count(arrival)) std::fputs("emulated_gpu.cpp: two copies count at one barrier\n", stderr), std::abort();
+    std::memset(to, 0xff, size);
+    copies[arrival] = {to, from, size};
+}
+void wait_for(Arrival* arrival, unsigned parity) {  // an Arrival counts how often something has arrived
+    while (*arrival % 2 == parity) {
+        if (const auto copy = copies.find(arrival); copy != copies.end()) {
+            std::memcpy(copy->second.to, copy->second.from, copy->second.size);
+            copies.erase(copy);
+            ++*arrival;
+        } else {
+            swapcontext(&current().context, &scheduler);
+        }
+    }
+}
+
 unsigned in_lanes(bool flag) {
     Warp& warp = *current().warp;
     warp.flag[self->index % 32] = flag;
@@ -120,5 +145,6 @@ void emulate(int cluster_size, int width_of_block, int blocks, int runs, int sha
                     threads.push_back({thread, rank, &warp});
                 }
             run_cluster(threads);
+            copies.clear();
         }
 }

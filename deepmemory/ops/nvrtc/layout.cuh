@@ -19,7 +19,8 @@
 //   UNITS_*       units of inputs of which one warp takes a slice; a unit is what one Quad of weights is multiplied with
 //   KEPT_*, SHARED_*   of these units, of all layers of the stage, how many have their weights in registers, and how many
 //                 in shared memory; those of the rest are read from global memory at every step
-//   EARLY_*       of that rest, how many of each layer are fetched while the inputs are on their way
+// and for each sweep:
+//   AHEAD_*, SLOT_*   how many slots of that rest a warp fetches before it needs them, and rows of 32 quads of a slot
 
 enum { DMU, RHN, RNN, GRU, LSTM };
 enum { LEAKY_RELU, RELU, TANH, SILU, GELU };
@@ -33,7 +34,8 @@ constexpr int OUTPUTS_AT_ONCE[2][STAGES] = {{OUTPUTS_FORWARD}, {OUTPUTS_BACKWARD
 constexpr int UNITS[2][STAGES] = {{UNITS_FORWARD}, {UNITS_BACKWARD}};
 constexpr int KEPT[2][STAGES] = {{KEPT_FORWARD}, {KEPT_BACKWARD}};
 constexpr int SHARED[2][STAGES] = {{SHARED_FORWARD}, {SHARED_BACKWARD}};
-constexpr int EARLY[2][STAGES] = {{EARLY_FORWARD}, {EARLY_BACKWARD}};
+constexpr int AHEAD[2] = {AHEAD_FORWARD, AHEAD_BACKWARD};
+constexpr int SLOT[2] = {SLOT_FORWARD, SLOT_BACKWARD};
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
@@ -73,7 +75,7 @@ constexpr int DELTAS = outputs_before(STAGES) + (CELL == GRU ? D : 0);
 struct Arguments {               // every field has 8 bytes: the host sends a row of int64
     const Weight* weight[LAYERS];  // [R, gates * features, inputs]
     const Weight* bias[LAYERS];    // [R, gates * features] or null
-    Quad* streamed;                // [R, CLUSTER, streamed_size] for weights that find no room on the chip
+    Quad* streamed;                // [R, CLUSTER, WARPS, slots, quads] for weights that find no room on the chip
     const Value* projected;        // [R, T, B, gates * features] of layer 0
     const Value* h0;               // [R, B, D]
     const Value* c0;

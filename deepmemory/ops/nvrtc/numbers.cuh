@@ -58,10 +58,7 @@ DEVICE void open_exchange() {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier));
     }
 }
-DEVICE void receive(int bytes, int exchange) {
-    const unsigned barrier = address_of(shared_memory) + 8 * (exchange & 1), parity = exchange >> 1 & 1;
-    if (threadIdx.x == 0)
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+DEVICE void wait_for_barrier(unsigned barrier, unsigned parity) {
     unsigned done;
     do {
         asm volatile("{\n\t.reg .pred p;\n\t"
@@ -69,6 +66,12 @@ DEVICE void receive(int bytes, int exchange) {
                      "selp.u32 %0, 1, 0, p;\n\t}"
                      : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
     } while (!done);
+}
+DEVICE void receive(int bytes, int exchange) {
+    const unsigned barrier = address_of(shared_memory) + 8 * (exchange & 1), parity = exchange >> 1 & 1;
+    if (threadIdx.x == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+    wait_for_barrier(barrier, parity);
 }
 // Lanes hold neighbours in a row of a buffer: as many as fill 16 bytes put them together and share the receivers.
 DEVICE unsigned of_lane(unsigned value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
@@ -96,10 +99,41 @@ template <int RECEIVERS, class Input> DEVICE void send_to_all(Input* target, Inp
     }
 }
 
-// Memory that this very block wrote, past the first cache, which has little room beside the shared memory.
-DEVICE Quad from_l2(const Quad* at) {
+// A warp's copies from global to shared memory: an Arrival counts the bytes of one, and every further one flips its parity.
+// A Hopper GPU has an engine for them; elsewhere the lanes copy, and nothing is on its way.
+typedef unsigned long long Arrival;
+DEVICE void warp_barrier() { __syncwarp(); }
+DEVICE void open_arrival(Arrival* arrival) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x % 32 == 0)
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(address_of(arrival)));
+#endif
+}
+DEVICE void written_for_fetching() {  // global memory that the engine will read
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+template <int QUADS> DEVICE void fetch_to_shared(Quad* to, const Quad* from, Arrival* arrival) {
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x % 32 == 0)
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n\t"
+                     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%2], [%3], %1, [%0];"
+                     ::"r"(address_of(arrival)), "n"(QUADS * 16), "r"(address_of(to)), "l"(from) : "memory");
+#else
+    for (int k = threadIdx.x % 32; k < QUADS; k += 32) to[k] = from[k];
+    __syncwarp();
+#endif
+}
+DEVICE void wait_for(const Arrival* arrival, unsigned parity) {
+#if __CUDA_ARCH__ >= 900
+    wait_for_barrier(address_of(arrival), parity);
+#endif
+}
+DEVICE Quad from_ring(const Quad* at) {  // volatile, as waiting and fetching are: it stays between them
     Quad q;
-    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(q.x), "=f"(q.y), "=f"(q.z), "=f"(q.w) : "l"(at));
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(q.x), "=f"(q.y), "=f"(q.z), "=f"(q.w) : "r"(address_of(at)));
     return q;
 }
 

@@ -26,11 +26,11 @@ template <int STAGE, bool BACK> struct Spread {
     static constexpr int padded_inputs = slices * units_per_item * unit;
     static constexpr int padded_outputs = groups * outputs;
     static constexpr int sum_stride = padded_outputs + (TENSOR_CORES ? 4 : 0);  // keeps lanes in different banks
-    static constexpr int sums = slices * PADDED_ROWS * sum_stride;
+    static constexpr int sums = slices * ROWS * sum_stride;
     static constexpr int quads_of_unit = items * quads * lanes;  // of all items
     static constexpr int kept = KEPT[BACK][STAGE], shared = SHARED[BACK][STAGE];
     static constexpr int streamed = layers_of<STAGE> * units_per_item - kept - shared;
-    static constexpr int early = EARLY[BACK][STAGE];  // the last ones of a layer
+    static constexpr int rows_of_unit = ceil_div(quads * lanes, 32);  // of 32 quads, in a warp's stream
 };
 
 // Sizes that all layers of a sweep share.
@@ -43,7 +43,7 @@ template <bool BACK> constexpr int row_stride() {  // in inputs
     if (!TENSOR_CORES) return row;
     return (bytes % 128 ? bytes : bytes + 64) / int(sizeof(Input));  // neighbours begin in different halves of the banks
 }
-template <bool BACK> constexpr int buffer_floats() { return PADDED_ROWS * row_stride<BACK>() * int(sizeof(Input)) / 4; }
+template <bool BACK> constexpr int buffer_floats() { return ROWS * row_stride<BACK>() * int(sizeof(Input)) / 4; }
 template <bool BACK, int STAGE = 0> constexpr int sums_size() {
     if constexpr (STAGE == STAGES) return 0;
     else return larger(Spread<STAGE, BACK>::sums, sums_size<BACK, STAGE + 1>());
@@ -55,12 +55,29 @@ template <bool BACK, int STAGE = 0> constexpr int quads_in_shared() {
         return S::shared * S::quads_of_unit + quads_in_shared<BACK, STAGE + 1>();
     }
 }
-template <bool BACK, int STAGE = 0> constexpr int streamed_size() {  // quads of a block
+// A slot has several small units of an item, or a large unit takes several slots.
+template <int STAGE, bool BACK> constexpr int units_of_slot = larger(1, SLOT[BACK] / Spread<STAGE, BACK>::rows_of_unit);
+template <int STAGE, bool BACK> constexpr int slots_of_unit = ceil_div(Spread<STAGE, BACK>::rows_of_unit, SLOT[BACK]);
+// Of all units of a stage's layers the first ones are on the chip: how many of this layer.
+template <int STAGE, bool BACK> constexpr int units_on_chip(int layer) {
+    using S = Spread<STAGE, BACK>;
+    return smaller(larger(S::kept + S::shared - layer * S::units_per_item, 0), S::units_per_item);
+}
+template <int STAGE, bool BACK> constexpr int slots_of_layer(int layer) {  // and of an item
+    const int units = Spread<STAGE, BACK>::units_per_item - units_on_chip<STAGE, BACK>(layer);
+    return ceil_div(units, units_of_slot<STAGE, BACK>) * slots_of_unit<STAGE, BACK>;
+}
+template <bool BACK, int STAGE = 0> constexpr int streamed_slots() {  // of a warp at most
     if constexpr (STAGE == STAGES) return 0;
     else {
-        using S = Spread<STAGE, BACK>;
-        return S::streamed * S::quads_of_unit + streamed_size<BACK, STAGE + 1>();
+        int all = 0;
+        for (int layer = 0; layer < layers_of<STAGE>; ++layer) all += slots_of_layer<STAGE, BACK>(layer);
+        return all * Spread<STAGE, BACK>::items_per_warp + streamed_slots<BACK, STAGE + 1>();
     }
+}
+template <bool BACK> constexpr int streamed_quads() { return WARPS * streamed_slots<BACK>() * SLOT[BACK] * 32; }
+template <bool BACK> constexpr int ring_floats() {  // with a barrier of 8 bytes for each slot
+    return AHEAD[BACK] * WARPS * SLOT[BACK] * 128 + round_up(AHEAD[BACK] * WARPS * 2, 4);
 }
 template <bool BACK, int STAGE = 0> constexpr int biases_in_shared() {  // of layers that share their code
     if constexpr (BACK || STAGE == STAGES) return 0;
@@ -69,12 +86,56 @@ template <bool BACK, int STAGE = 0> constexpr int biases_in_shared() {  // of la
         return own + biases_in_shared<BACK, STAGE + 1>();
     }
 }
-// Shared memory, in floats: barriers, two buffers of rows, partial sums, lengths of the rows, biases, weights.
+// Shared memory, in floats: barriers, two buffers of rows, partial sums, lengths of the rows, biases, weights that stay,
+// weights on their way.
 constexpr int BARRIERS = 4;
 template <bool BACK> constexpr int shared_size() {
     return BARRIERS + 2 * buffer_floats<BACK>() + sums_size<BACK>() + round_up(ROWS, 4) +
-           round_up(biases_in_shared<BACK>(), 4) + 4 * quads_in_shared<BACK>();
+           round_up(biases_in_shared<BACK>(), 4) + 4 * quads_in_shared<BACK>() + ring_floats<BACK>();
 }
+
+// Weights that find no room on the chip come from global memory at every step, always in the same order. Each warp has an
+// endless sequence of slots of its own and fetches it AHEAD slots early, into a ring in shared memory: while blocks wait for
+// one another, weights are on their way.
+template <bool BACK> struct Stream {
+    static constexpr int LENGTH = AHEAD[BACK], QUADS = SLOT[BACK] * 32;  // of a slot
+    Quad* ring;         // [LENGTH, QUADS] of this warp
+    Arrival* arrivals;  // [LENGTH]
+    Quad* far;          // [slots, QUADS] in global memory
+    int slots;          // 0: this warp has none
+    int slot = 0, next = 0;  // in the ring, and in global memory
+    unsigned turn = 0;       // counts the rounds of the ring
+
+    DEVICE void place(Quad* shared, Quad* in_global) {
+        const int warp = thread_index() / 32;
+        ring = shared + warp * (LENGTH * QUADS);
+        arrivals = reinterpret_cast<Arrival*>(shared + WARPS * (LENGTH * QUADS)) + warp * LENGTH;
+        far = in_global + warp * (streamed_slots<BACK>() * QUADS);
+        for (int k = 0; k < LENGTH; ++k) open_arrival(arrivals + k);
+    }
+    DEVICE void fetch(int to) {
+        fetch_to_shared<QUADS>(ring + to * QUADS, far + next * QUADS, arrivals + to);
+        next = next + 1 == slots ? 0 : next + 1;
+    }
+    DEVICE void start() {
+        if (slots == 0) return;
+        for (int k = 0; k < LENGTH; ++k) fetch(k);
+    }
+    DEVICE const Quad* arrived(int k) const {  // slot k from here on
+        const bool around = slot + k >= LENGTH;
+        const int at = around ? slot + k - LENGTH : slot + k;
+        wait_for(arrivals + at, (turn + around) & 1);
+        return ring + at * QUADS;
+    }
+    template <int COUNT> DEVICE void release() {  // what has arrived has been used
+        warp_barrier();
+#pragma unroll
+        for (int k = 0; k < COUNT; ++k) {
+            fetch(slot);
+            if (++slot == LENGTH) slot = 0, ++turn;
+        }
+    }
+};
 
 // A lane's sums of some outputs of some rows, in exact float32. A unit is four inputs.
 template <int STAGE, bool BACK> struct FmaSums {
@@ -123,21 +184,25 @@ template <int STAGE, bool BACK> struct MmaSums {
     static constexpr int J = S::at_once, TILES = PADDED_ROWS / 8, STRIDE = row_stride<BACK>() * int(sizeof(Input)) / 16;
     float sum[J * TILES * 4];
     const Words* in;
+    int of_last_tile;  // where the lane's row of the last tile is; rows that do not exist are read as the last one that does
 
     // Bias j is that of a lane's first or second output of tile j / 2.
     DEVICE static int output(int group, int j) {
         return group * S::outputs + j / 2 * 16 + j % 2 * 8 + thread_index() % 32 / 4;
     }
     DEVICE MmaSums(const Input* rows, int slice, const float* bias) {
-        const int lane = thread_index() % 32;
-        in = reinterpret_cast<const Words*>(rows) + lane / 4 * STRIDE + slice * S::units_per_item * 4 + lane % 4;
+        const int lane = thread_index() % 32, row = lane / 4;
+        in = reinterpret_cast<const Words*>(rows) + (ROWS < 8 ? smaller(row, ROWS - 1) : row) * STRIDE +
+             slice * S::units_per_item * 4 + lane % 4;
+        of_last_tile = TILES == 1 ? 0 : (smaller(TILES * 8 - 8 + row, ROWS - 1) - row) * STRIDE;
 #pragma unroll
         for (int k = 0; k < J * TILES * 4; ++k) sum[k] = bias[k / (TILES * 4) * 2 + k % 4 / 2];
     }
     DEVICE void add(const Quad* w, int q) {
         Words b[TILES];
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) b[tile] = in[tile * 8 * STRIDE + q * 4];
+        for (int tile = 0; tile < TILES; ++tile)
+            b[tile] = in[(ROWS % 8 && tile == TILES - 1 ? of_last_tile : tile * 8 * STRIDE) + q * 4];
 #pragma unroll
         for (int j = 0; j < J; ++j) {
             const Words first = words(w[2 * j]), second = words(w[2 * j + 1]);
@@ -158,8 +223,9 @@ template <int STAGE, bool BACK> struct MmaSums {
             for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
                 for (int k = 0; k < 4; ++k)
-                    sums[(slice * PADDED_ROWS + tile * 8 + row + k % 2) * S::sum_stride + output(group, 2 * j + k / 2)] =
-                        sum[(j * TILES + tile) * 4 + k];
+                    if (ROWS % 8 == 0 || tile * 8 + row + k % 2 < ROWS)
+                        sums[(slice * ROWS + tile * 8 + row + k % 2) * S::sum_stride + output(group, 2 * j + k / 2)] =
+                            sum[(j * TILES + tile) * 4 + k];
     }
 };
 template <bool, int STAGE, bool BACK> struct SumsOf { typedef FmaSums<STAGE, BACK> type; };
@@ -172,11 +238,9 @@ template <int STAGE, bool BACK> struct Panel {
     static constexpr int J = S::quads;
     static constexpr bool looped = layers_of<STAGE> > 1;  // then layers are told apart at run time, and none is in registers
     Quad kept[larger(1, S::items_per_warp * S::kept * J)];
-    Quad early[larger(1, S::items_per_warp * S::early * J)];
     float bias[looped ? 1 : S::items_per_warp * J];
     const float* biases;   // [REPEAT, padded_outputs] of layers that share their code
     const Quad* shared;    // [units, items, J, lanes]
-    const Quad* streamed;  // the units that follow, in global memory
 
     // The weight from input k to the block's output n, zero where there is none.
     DEVICE static const Weight* place(const Weight* weight, int rank, int k, int n) {
@@ -211,16 +275,16 @@ template <int STAGE, bool BACK> struct Panel {
                     number(weight, rank, k + 3, n)};
         }
     }
-    // Puts units FIRST to FIRST + COUNT, counted through all layers, in the order in which warps read them; several loads
-    // at once are on their way.
-    template <int FIRST, int COUNT> DEVICE static const Quad* arrange(const Arguments& a, int run, int rank, Quad*& memory) {
-        constexpr int size = COUNT * S::quads_of_unit, at_once = 4;
+    // Puts the units that stay in shared memory, counted through all layers, in the order in which warps read them; several
+    // loads at once are on their way.
+    DEVICE static const Quad* fill_shared(const Arguments& a, int run, int rank, Quad*& memory) {
+        constexpr int size = S::shared * S::quads_of_unit, at_once = 4;
         Quad* to = memory;
         for (int begin = thread_index(); begin < size; begin += at_once * THREADS) {
             Quad fetched[at_once];
 #pragma unroll
             for (int k = 0; k < at_once; ++k) {
-                const int i = smaller(begin + k * THREADS, size - 1), unit = FIRST + i / S::quads_of_unit;
+                const int i = smaller(begin + k * THREADS, size - 1), unit = S::kept + i / S::quads_of_unit;
                 const int rest = i % S::quads_of_unit, item = rest / (J * S::lanes);
                 fetched[k] = quad(matrix(a, run, unit / S::units_per_item), rank,
                                   item / S::groups * S::units_per_item + unit % S::units_per_item, item % S::groups,
@@ -233,6 +297,33 @@ template <int STAGE, bool BACK> struct Panel {
         memory += size;
         return to;
     }
+    // Writes this warp's slots of all other units, in the order in which it takes them; returns where they end. Blocks of one
+    // rank write the same to the same place.
+    DEVICE static Quad* fill_stream(const Arguments& a, int run, int rank, Quad* to) {
+        constexpr int rows = S::rows_of_unit;
+        const int lane = thread_index() % 32;
+        for (int k = 0; k < (S::streamed ? layers_of<STAGE> : 0); ++k) {
+            const int layer = BACK ? layers_of<STAGE> - 1 - k : k, first = units_on_chip<STAGE, BACK>(layer);
+            for (int item = thread_index() / 32; item < S::items; item += WARPS) {
+                for (int unit = first; unit < S::units_per_item; ++unit) {
+                    constexpr int in_slot = units_of_slot<STAGE, BACK>;
+                    Quad* slot = to + (unit - first) / in_slot * (slots_of_unit<STAGE, BACK> * Stream<BACK>::QUADS) +
+                                 (unit - first) % in_slot * (rows * 32) + lane;
+                    Quad fetched[rows];
+#pragma unroll
+                    for (int r = 0; r < rows; ++r) {
+                        const int i = smaller(r * 32 + lane, J * S::lanes - 1);
+                        fetched[r] = quad(matrix(a, run, layer), rank, item / S::groups * S::units_per_item + unit,
+                                          item % S::groups, i / S::lanes, i % S::lanes);
+                    }
+#pragma unroll
+                    for (int r = 0; r < rows; ++r) slot[r * 32] = fetched[r];
+                }
+                to += slots_of_layer<STAGE, BACK>(layer) * Stream<BACK>::QUADS;
+            }
+        }
+        return to;
+    }
     DEVICE static const Weight* matrix(const Arguments& a, int run, int layer) {
         return a.weight[layers_before(STAGE) + layer] + int64(run) * (gates(STAGE) * features(STAGE) * inputs(STAGE));
     }
@@ -243,12 +334,10 @@ template <int STAGE, bool BACK> struct Panel {
         return to_float(all[(int64(run) * gates(STAGE) + n / P::own) * features(STAGE) + feature]);
     }
 
-    // Brings the weights to where they stay: `pool` and `far` are what is left of the shared and of the global memory,
-    // `spare` is room for biases. Blocks of one rank write the same to the same place in global memory.
-    DEVICE void load(const Arguments& a, int run, int rank, float*& spare, Quad*& pool, Quad*& far) {
+    // Brings weights to where they stay: `pool` is what is left of the shared memory, `spare` is room for biases.
+    DEVICE void load(const Arguments& a, int run, int rank, float*& spare, Quad*& pool) {
         const int lane = thread_index() % S::lanes, warp = thread_index() / 32;
-        shared = arrange<S::kept, S::shared>(a, run, rank, pool);
-        streamed = arrange<S::kept + S::shared, S::streamed>(a, run, rank, far);
+        shared = fill_shared(a, run, rank, pool);
         if constexpr (looped) {
             biases = spare;
             constexpr int count = BACK ? 0 : layers_of<STAGE> * S::padded_outputs;
@@ -272,34 +361,7 @@ template <int STAGE, bool BACK> struct Panel {
         }
     }
 
-    // A lane's quads of a unit, from where they are.
-    enum { ANYWHERE, IN_SHARED, IN_GLOBAL };
-    template <int PLACE> DEVICE void fetch(Quad* w, int unit, int item) const {
-        unit -= S::kept;
-        const bool on_chip = PLACE == IN_SHARED || (PLACE == ANYWHERE && unit < S::shared);
-        const int at = ((on_chip ? unit : unit - S::shared) * S::items + item) * (J * S::lanes) + thread_index() % S::lanes;
-        if (on_chip) {
-#pragma unroll
-            for (int j = 0; j < J; ++j) w[j] = shared[at + j * S::lanes];
-        } else {
-#pragma unroll
-            for (int j = 0; j < J; ++j) w[j] = from_l2(streamed + at + j * S::lanes);
-        }
-    }
-    static constexpr int rest = !looped || S::shared == 0 ? IN_GLOBAL : S::streamed == 0 ? IN_SHARED : ANYWHERE;
-    static constexpr int late = S::units_per_item - S::early;
-    DEVICE void fetch_early(int layer) {
-#pragma unroll
-        for (int i = 0; i < S::items_per_warp; ++i) {
-            const int item = thread_index() / 32 + i * WARPS;
-            if (S::items % WARPS && item >= S::items) break;
-#pragma unroll
-            for (int q = 0; q < S::early; ++q)
-                fetch<rest>(early + (i * S::early + q) * J, layer * S::units_per_item + late + q, item);
-        }
-    }
-
-    DEVICE void multiply(int layer, const Input* rows, float* sums) const {
+    DEVICE void multiply(int layer, const Input* rows, float* sums, Stream<BACK>& stream) const {
 #pragma unroll
         for (int i = 0; i < S::items_per_warp; ++i) {
             const int item = thread_index() / 32 + i * WARPS, slice = item / S::groups, group = item % S::groups;
@@ -313,27 +375,42 @@ template <int STAGE, bool BACK> struct Panel {
             Sums sum(rows, slice, initial);
 #pragma unroll
             for (int q = 0; q < S::kept; ++q) sum.add(kept + (i * S::kept + q) * J, q);
-            constexpr int in_shared = looped ? S::kept : smaller(S::kept + S::shared, late);
+            const int here = units_on_chip<STAGE, BACK>(layer), lane = thread_index() % S::lanes;
+            const Quad* from = shared + (layer * S::units_per_item * S::items + item) * (J * S::lanes) + lane;
             Quad w[J];
 #pragma unroll 4
-            for (int q = S::kept; q < in_shared; ++q) {
-                fetch<IN_SHARED>(w, q, item);
-                sum.add(w, q);
-            }
-#pragma unroll 4
-            for (int q = in_shared; q < late; ++q) {
-                fetch<rest>(w, layer * S::units_per_item + q, item);
-                sum.add(w, q);
-            }
+            for (int q = S::kept; q < here; ++q) {
 #pragma unroll
-            for (int q = 0; q < S::early; ++q) sum.add(early + (i * S::early + q) * J, late + q);
+                for (int j = 0; j < J; ++j) w[j] = from[((q - S::kept) * S::items * J + j) * S::lanes];
+                sum.add(w, q);
+            }
+            if constexpr (S::streamed > 0) {
+                constexpr int in_slot = units_of_slot<STAGE, BACK>, taken = slots_of_unit<STAGE, BACK>;
+#pragma unroll 1
+                for (int begin = here; begin < S::units_per_item; begin += in_slot) {
+                    const Quad* arrived[taken];
+#pragma unroll
+                    for (int k = 0; k < taken; ++k) arrived[k] = stream.arrived(k) + lane;
+#pragma unroll
+                    for (int u = 0; u < in_slot; ++u) {
+                        if (u > 0 && begin + u >= S::units_per_item) break;
+#pragma unroll
+                        for (int j = 0; j < J; ++j) {
+                            const int quad = u * S::rows_of_unit * 32 + j * S::lanes;
+                            w[j] = from_ring(arrived[quad / Stream<BACK>::QUADS] + quad % Stream<BACK>::QUADS);
+                        }
+                        sum.add(w, begin + u);
+                    }
+                    stream.template release<taken>();
+                }
+            }
             sum.store(sums, slice, group);
         }
     }
 
     // Of COUNT slices from FIRST on, in pairs: a step waits for this chain of additions.
     template <int FIRST = 0, int COUNT = S::slices> DEVICE static float total(const float* sums, int row, int n) {
-        if constexpr (COUNT == 1) return sums[(FIRST * PADDED_ROWS + row) * S::sum_stride + n];
+        if constexpr (COUNT == 1) return sums[(FIRST * ROWS + row) * S::sum_stride + n];
         else return total<FIRST, COUNT / 2>(sums, row, n) + total<FIRST + COUNT / 2, COUNT - COUNT / 2>(sums, row, n);
     }
 };
@@ -341,9 +418,14 @@ template <int STAGE, bool BACK> struct Panel {
 template <bool BACK, int STAGE = 0> struct Panels {
     Panel<STAGE, BACK> panel;
     Panels<BACK, STAGE + 1> deeper;
-    DEVICE void load(const Arguments& a, int run, int rank, float* spare, Quad* pool, Quad* far) {
-        panel.load(a, run, rank, spare, pool, far);
-        deeper.load(a, run, rank, spare, pool, far);
+    DEVICE void load(const Arguments& a, int run, int rank, float* spare, Quad*& pool) {
+        panel.load(a, run, rank, spare, pool);
+        deeper.load(a, run, rank, spare, pool);
+    }
+    DEVICE Quad* fill_stream(const Arguments& a, int run, int rank, Quad* to) const {  // in the order of the sweep
+        if (!BACK) to = panel.fill_stream(a, run, rank, to);
+        to = deeper.fill_stream(a, run, rank, to);
+        return BACK ? panel.fill_stream(a, run, rank, to) : to;
     }
     template <int WANTED> DEVICE auto& get() {
         if constexpr (WANTED == STAGE) return panel;
@@ -351,5 +433,6 @@ template <bool BACK, int STAGE = 0> struct Panels {
     }
 };
 template <bool BACK> struct Panels<BACK, STAGES> {
-    DEVICE void load(const Arguments&, int, int, float*, Quad*, Quad*) {}
+    DEVICE void load(const Arguments&, int, int, float*, Quad*&) {}
+    DEVICE Quad* fill_stream(const Arguments&, int, int, Quad* to) const { return to; }
 };

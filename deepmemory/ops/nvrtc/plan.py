@@ -29,16 +29,22 @@ SEND = 5e-4  # 16 bytes to every block
 READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from shared memory; one product for each lane
 TILE = 9e-4  # 16 x 8 sums on the tensor cores, over half a unit
 QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and for a unit of the tensor cores
-STREAMED_BYTES = 6e4  # that one multiprocessor reads from the second cache in a microsecond
+STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
 BARRIERS = 4  # floats of shared memory
+ROW_FLOATS = 128  # of a row of 32 quads
+RESERVED = 1024  # bytes of shared memory that the system takes of every block
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
 # needs more for the rest. A block of fewer threads has more for each.
 REGISTER_FLOATS = {(FMA, "shallow"): 64, (FMA, "deep"): 32, (MMA, "shallow"): 48, (MMA, "deep"): 0}
 FEW_WARPS, MANY_REGISTER_FLOATS = 8, 128
+WITH_SUMS = 80  # floats of a thread, of many, for weights and sums of exact products together
 FEW_BLOCKS = 3  # of a cluster
 SHALLOW = 2  # linear layers at most
 SMALL, TINY = 4096, 12  # weights of a layer in all, and its widest part
-EARLY_FLOATS = 32  # of weights that a thread fetches while inputs are on their way
+# Shared memory for weights on their way, where some are streamed: bytes at most, and of the room. Exact products read
+# so much from it that weights which stay there matter more.
+AHEAD_BYTES, AHEAD_SHARE = {FMA: 34_000, MMA: 132_000}, 0.75
+MANY_SLOT_ROWS, FEW_SLOT_ROWS = 4, 2  # of 32 quads, in a slot of a warp: one of few warps, one of many
 
 
 class Layer(NamedTuple):
@@ -108,8 +114,9 @@ class Sweep:
     units: tuple[int, ...]  # of inputs of which a warp takes a slice
     kept: tuple[int, ...]  # of these, of all layers of the stage: in registers,
     shared: tuple[int, ...]  # in shared memory,
-    streamed: tuple[int, ...]  # in global memory, read at every step,
-    early: tuple[int, ...]  # and of these, in each layer, read before the inputs are there
+    streamed: tuple[int, ...]  # in global memory, read at every step
+    ahead: int  # slots of the latter that a warp fetches before it needs them,
+    slot: int  # and rows of 32 quads of a slot
     shared_bytes: int
     streamed_quads: int  # of a block
 
@@ -157,8 +164,9 @@ class Plan:
             "RESETS": int(shape.resets),
         }
         for direction, sweep in ("FORWARD", self.forward), ("BACKWARD", self.backward):
-            for name in ("groups", "outputs", "units", "kept", "shared", "early"):
+            for name in ("groups", "outputs", "units", "kept", "shared"):
                 values[f"{name.upper()}_{direction}"] = listed(getattr(sweep, name))
+            values[f"AHEAD_{direction}"], values[f"SLOT_{direction}"] = sweep.ahead, sweep.slot
         return {name: str(value) for name, value in values.items()}
 
 
@@ -178,15 +186,16 @@ def plan(
     best: tuple[float, Plan] | None = None
     for product, cluster in itertools.product(products, (1, *clusters_at_once)):
         for warps in _warps(shape, product, cluster):
-            # Blocks that share a multiprocessor, unless they fill its registers.
-            resident = MOST_WARPS // warps if _small(shape) or product == MMA else 1
-            at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
             for rows in (rows for rows in ROWS[product] if rows <= batch or rows == ROWS[product][0]):
                 layout = lay_out(shape, product, rows, cluster, warps, shared_limit)
                 streams = any((*layout.forward.streamed, *layout.backward.streamed))
                 if streams and product == FMA and warps <= FEW_WARPS:
                     continue  # few warps do not hide how far the memory is
                 if max(layout.shared_bytes) <= shared_limit:
+                    # Blocks that share a multiprocessor, unless they fill its registers or its shared memory.
+                    resident = MOST_WARPS // warps if _small(shape) or product == MMA else 1
+                    resident = min(resident, (shared_limit + RESERVED) // (max(layout.shared_bytes) + RESERVED))
+                    at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
                     waves = -(-runs * -(-batch // rows) // at_once)
                     cost = waves * sum(microseconds(shape, layout, backward) for backward in (False, True))
                     if best is None or cost < best[0]:
@@ -225,7 +234,8 @@ def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
         else:
             sent = layout.rows * features * layout.cluster * size / 16
             layer_cost += EXCHANGE + SEND * sent * (layer.gates if backward else 1)
-        total += repeat * layer_cost + 16 * spread.quads_of_unit * sweep.streamed[index] / STREAMED_BYTES
+        streamed = 16 * spread.quads_of_unit * sweep.streamed[index]
+        total += repeat * layer_cost + streamed / STREAMED_BYTES[layout.warps > FEW_WARPS]
     return total
 
 
@@ -244,12 +254,7 @@ def lay_out(
     register_floats: int | None = None,
 ) -> Plan:
     """Put weights into registers, then shared memory, then leave the rest in global memory."""
-    if register_floats is None:
-        register_floats = REGISTER_FLOATS[product, "shallow" if len(shape.widths) <= SHALLOW else "deep"]
-        if product == FMA and warps <= FEW_WARPS:
-            register_floats = MANY_REGISTER_FLOATS
     size = input_bytes(shape, product)
-    padded_rows = -(-rows // 8) * 8 if product == MMA else rows
     sweeps = []
     for backward in (False, True):
         stages = shape.stages()
@@ -262,37 +267,88 @@ def lay_out(
         if product == MMA:
             row_bytes = -(-row_bytes // 64) * 64
             row_bytes += 0 if row_bytes % 128 else 64
-        used = BARRIERS + 2 * padded_rows * row_bytes // 4 + max(spread.sums for spread in spreads) + -(-rows // 4) * 4
+        used = BARRIERS + 2 * rows * row_bytes // 4 + max(spread.sums for spread in spreads) + -(-rows // 4) * 4
         if not backward:
             biases = zip(spreads, stages, strict=True)
             used += -(-sum(repeat * spread.padded_outputs for spread, (_, repeat) in biases if repeat > 1) // 4) * 4
-        registers = register_floats // 4
-        kept, shared, streamed, early, streamed_quads = [], [], [], [], 0
-        for spread, (_, repeat) in zip(spreads, stages, strict=True):
-            units = repeat * spread.units_per_item
-            # Registers cannot be told apart at run time, as layers that share their code are.
-            kept.append(min(units, registers // spread.quads_kept_per_unit) if repeat == 1 else 0)
-            registers -= kept[-1] * spread.quads_kept_per_unit
-            floats = 4 * spread.quads_of_unit
-            shared.append(max(0, min(units - kept[-1], (shared_limit // 4 - used) // floats)))
-            used += shared[-1] * floats
-            streamed.append(units - kept[-1] - shared[-1])
-            most_early = EARLY_FLOATS // 4 // spread.quads_kept_per_unit if product == MMA else 0
-            early.append(min(-(-streamed[-1] // repeat), most_early))
-            streamed_quads += streamed[-1] * floats // 4
-        sweep = Sweep(
-            groups=tuple(spread.row_groups for spread in spreads),
-            outputs=tuple(spread.at_once for spread in spreads),
-            units=tuple(spread.units_per_item for spread in spreads),
-            kept=tuple(kept),
-            shared=tuple(shared),
-            streamed=tuple(streamed),
-            early=tuple(early),
-            shared_bytes=4 * used,
-            streamed_quads=streamed_quads,
-        )
+        shared_memory = used, shared_limit, AHEAD_BYTES[product]
+        floats = _register_floats(shape, product, warps, spreads) if register_floats is None else register_floats
+        sweep = _place(spreads, stages, warps, floats, *shared_memory)
+        if sweep.ahead and product == MMA and warps > FEW_WARPS:  # no registers left beside what is streamed
+            sweep = _place(spreads, stages, warps, 0, *shared_memory)
         sweeps.append(sweep)
     return Plan(product, rows, cluster, warps, *sweeps)
+
+
+def _register_floats(shape: Shape, product: str, warps: int, spreads: list[_Spread]) -> int:
+    """Weights that a thread may keep in registers."""
+    if product == FMA and warps <= FEW_WARPS:
+        return MANY_REGISTER_FLOATS
+    floats = REGISTER_FLOATS[product, "shallow" if len(shape.widths) <= SHALLOW else "deep"]
+    if product == MMA:
+        return floats
+    return max(0, min(floats, WITH_SUMS - max(spread.reads * spread.at_once for spread in spreads)))
+
+
+def _place(
+    spreads: list[_Spread],
+    stages: list[tuple[Layer, int]],
+    warps: int,
+    register_floats: int,
+    used: int,
+    shared_limit: int,
+    ahead_bytes: int,
+) -> Sweep:
+    """Where the weights of a sweep stay, beside ``used`` floats of shared memory.
+
+    Where some find no room, a part of the shared memory is for those that are on their way.
+    """
+    room, ahead, ring = shared_limit // 4 - used, 0, 0
+    slot = MANY_SLOT_ROWS if warps <= FEW_WARPS else FEW_SLOT_ROWS
+    kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room)
+    if any(streamed):
+        level = warps * (slot * ROW_FLOATS + 2)  # floats of one slot of every warp, with its barrier
+        missing = sum(4 * spread.quads_of_unit * count for spread, count in zip(spreads, streamed, strict=True))
+        wanted = int(min(missing, ahead_bytes / 4, AHEAD_SHARE * room)) // level
+        ahead = max(wanted, *(-(-spread.rows_of_unit // slot) for spread in spreads))
+        ring = -(-ahead * level // 4) * 4
+        kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room - ring)
+    slots = 0
+    for spread, (_, repeat), on_chip in zip(spreads, stages, map(sum, zip(kept, shared, strict=True)), strict=True):
+        all_units, in_slot = spread.units_per_item, max(1, slot // spread.rows_of_unit)
+        units = [all_units - min(max(on_chip - layer * all_units, 0), all_units) for layer in range(repeat)]
+        of_item = sum(-(-count // in_slot) for count in units) * -(-spread.rows_of_unit // slot)
+        slots += of_item * -(-spread.items // warps)
+    return Sweep(
+        groups=tuple(spread.row_groups for spread in spreads),
+        outputs=tuple(spread.at_once for spread in spreads),
+        units=tuple(spread.units_per_item for spread in spreads),
+        kept=kept,
+        shared=shared,
+        streamed=streamed,
+        ahead=ahead,
+        slot=slot,
+        shared_bytes=4 * (used + ring + floats),
+        streamed_quads=warps * slots * slot * 32,
+    )
+
+
+def _fill(
+    spreads: list[_Spread], stages: list[tuple[Layer, int]], register_floats: int, room: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+    """Units of each stage in registers, in shared memory and streamed, and the floats of shared memory they take."""
+    registers, used = register_floats // 4, 0
+    kept, shared, streamed = [], [], []
+    for spread, (_, repeat) in zip(spreads, stages, strict=True):
+        units = repeat * spread.units_per_item
+        # Registers cannot be told apart at run time, as layers that share their code are.
+        kept.append(min(units, registers // spread.quads_kept_per_unit) if repeat == 1 else 0)
+        registers -= kept[-1] * spread.quads_kept_per_unit
+        floats = 4 * spread.quads_of_unit
+        shared.append(max(0, min(units - kept[-1], (room - used) // floats)))
+        used += shared[-1] * floats
+        streamed.append(units - kept[-1] - shared[-1])
+    return tuple(kept), tuple(shared), tuple(streamed), used
 
 
 @dataclass(frozen=True)
@@ -317,6 +373,11 @@ class _Spread:
     @property
     def padded_inputs(self) -> int:
         return self.slices * self.units_per_item * self.unit
+
+    @property
+    def rows_of_unit(self) -> int:
+        """Rows of 32 quads that a warp streams for one unit of an item."""
+        return -(-self.quads_of_unit // self.items // 32)
 
     def microseconds(self, kept: int) -> float:
         """Estimated time of all products of a block, with ``kept`` units in registers."""
@@ -388,7 +449,7 @@ def _tiles(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
                 16 * groups * at_once,
                 groups * slices * 2 * at_once * 32,
                 -(-groups * slices // warps) * 2 * at_once,
-                slices * 8 * row_tiles * (16 * groups * at_once + 4),
+                slices * rows * (16 * groups * at_once + 4),
                 row_tiles,
                 2 * at_once,
                 2 * at_once * row_tiles * TILE * (1 if size == 2 else 2),

@@ -18,6 +18,8 @@ template <bool BACK> struct Sweep {
     int* const until;  // [ROWS] steps that are real
     int begin, end;  // of what is not padding in every row; memory outside comes in as zero
     Panels<BACK> panels;
+    static constexpr bool streams = streamed_slots<BACK>() > 0;
+    Stream<BACK> stream;
     int exchange = 0;  // counts what was sent and received; its parity tells the buffer
 
     DEVICE Sweep(const Arguments& a) : a(a), rank(block_x() % CLUSTER), run(block_y()), steps(int(a.steps)),
@@ -30,14 +32,20 @@ template <bool BACK> struct Sweep {
         for (int row = thread_index(); row < ROWS; row += THREADS)
             until[row] = !in_batch(row) ? 0 : a.lengths ? int(a.lengths[sequence(row)]) : steps;
         float* spare = reinterpret_cast<float*>(until + round_up(ROWS, 4));
-        Quad* far = a.streamed + (int64(run) * CLUSTER + rank) * streamed_size<BACK>();
-        panels.load(a, run, rank, spare, reinterpret_cast<Quad*>(spare + round_up(biases_in_shared<BACK>(), 4)), far);
+        Quad* pool = reinterpret_cast<Quad*>(spare + round_up(biases_in_shared<BACK>(), 4));
+        panels.load(a, run, rank, spare, pool);
+        if constexpr (streams) {
+            stream.place(pool, a.streamed + (int64(run) * CLUSTER + rank) * streamed_quads<BACK>());
+            stream.slots = int(panels.fill_stream(a, run, rank, stream.far) - stream.far) / Stream<BACK>::QUADS;
+            written_for_fetching();
+        }
         if (CLUSTER == 1) {
             block_barrier();
         } else {
             open_exchange();
             cluster_barrier();
         }
+        if constexpr (streams) stream.start();
         int longest = 0;
 #pragma unroll
         for (int row = 0; row < ROWS; ++row) longest = larger(longest, until[row]);
@@ -111,9 +119,8 @@ template <bool BACK> struct Sweep {
         else receive(ROWS * INPUTS * int(sizeof(Input)), exchange);
         ++exchange;
     }
-    template <int STAGE> DEVICE void fetch_weights(int k) { panels.template get<STAGE>().fetch_early(k); }
     template <int STAGE> DEVICE void multiply(int k) {  // with layer k of a stage
-        panels.template get<STAGE>().multiply(k, buffer(exchange - 1), sums);
+        panels.template get<STAGE>().multiply(k, buffer(exchange - 1), sums, stream);
         block_barrier();
     }
     template <int STAGE> DEVICE float total(int row, int n) const {
@@ -189,8 +196,6 @@ struct Forward : Sweep<false> {
         // Not earlier: registers are short, and what is put on the stack has to have come.
         if constexpr (STAGE == 0) fetch(s + 1);
         if (last_follows && CLUSTER > 1) reset = fetch_reset(next);
-        if (k + 1 < layers_of<STAGE>) fetch_weights<STAGE>(k + 1);
-        else fetch_weights<(STAGE + 1) % STAGES>(0);
         // The other warps wait for what was sent: they get it before memory does. Blocks of a cluster wait longer.
         if (CLUSTER > 1) store<STAGE>(t, k, saved);
         all_sent<all_slices(F)>();
@@ -276,7 +281,6 @@ struct Forward : Sweep<false> {
         });
         forget(cut);
         send_state(cut);
-        fetch_weights<0>(0);
         fetch(begin);
         all_sent<all_slices(D)>();
         for (int s = begin; s < end; ++s) stages<0>(s, time(s));
@@ -425,7 +429,6 @@ struct Backward : Sweep<true> {
         });
 #pragma unroll
         for (int g = 0; g < G; ++g) send<D, 4>(deltas + g, g * all_slices(D));
-        fetch_weights<STAGE>(k);
         const auto store = [&] {
             for_own<D>([&](int e, int row, int feature) {
                 if (!in_batch(row)) return;
@@ -476,7 +479,6 @@ struct Backward : Sweep<true> {
             delta[e] = t < until[row] ? gradient * (SLOPES ? known : slope_from(known)) : 0.f;
         });
         send<F>(delta);
-        fetch_weights<STAGE>(k);
         fetch_next_inner<STAGE>(s, k);
         const auto store = [&] {
             for_own<F>([&](int e, int row, int feature) {
