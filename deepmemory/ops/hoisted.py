@@ -47,21 +47,24 @@ def pieces_of(rows: int, blocks: int) -> int:
 
 
 PRECISION_BY_NAME = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # newer torch; the two ways do not mix
+# Behind torch.backends.cudnn.rnn.fp32_precision and ...cuda.matmul.allow_tf32, since every pass of a layer asks.
+_precision_of: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+_AS_IT_IS = nullcontext()
 
 
 def tf32_allowed() -> bool:
     """Whether torch lets cuDNN's recurrent layers use TF32: ours follow the same setting."""
-    rnn: Any = getattr(torch.backends.cudnn, "rnn", None)
-    if hasattr(rnn, "fp32_precision"):
-        return bool(rnn.fp32_precision == "tf32")
+    if _precision_of is not None:
+        return bool(_precision_of("cuda", "rnn") == "tf32")
     return bool(torch.backends.cudnn.allow_tf32)
 
 
-def matmul_like_the_sweep(device: torch.device) -> AbstractContextManager[None]:
-    """Float32 matrix products in the precision of the sweep, whatever the setting for products at large is."""
+def matmul_like_the_sweep(x: Tensor) -> AbstractContextManager[None]:
+    """Float32 matrix products in the precision of the sweep over x, whatever the setting for products at large is."""
+    if not x.is_cuda or x.dtype is not torch.float32:
+        return _AS_IT_IS
     wanted = tf32_allowed()
-    fits = device.type != "cuda" or wanted == torch.backends.cuda.matmul.allow_tf32
-    return nullcontext() if fits else _matmul_with_tf32(wanted)
+    return _AS_IT_IS if wanted == torch._C._get_cublas_allow_tf32() else _matmul_with_tf32(wanted)
 
 
 @contextmanager
@@ -78,9 +81,10 @@ def _matmul_with_tf32(wanted: bool) -> Iterator[None]:
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None, lengths: Tensor | None) -> Tensor:
     """The part of the first linear layer that x decides, for all steps: (R, T, B, features), or without runs."""
-    x, weight = without_padding(x, lengths), weight.to(x.dtype)
-    bias = None if bias is None else bias.to(x.dtype)
-    with matmul_like_the_sweep(x.device):
+    x = without_padding(x, lengths)
+    if weight.dtype is not x.dtype:
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    with matmul_like_the_sweep(x):
         if x.dim() == 3:
             return F.linear(x, weight, bias)
         flat = x.flatten(1, 2)
@@ -90,8 +94,11 @@ def project(x: Tensor, weight: Tensor, bias: Tensor | None, lengths: Tensor | No
 
 def input_gradient(x: Tensor, weight: Tensor, deltas: Tensor) -> Tensor:
     """The gradient of x, with or without runs."""
-    delta, weight = deltas[..., : weight.shape[-2]], weight.to(x.dtype)
-    with matmul_like_the_sweep(x.device):
+    rows = weight.shape[-2]
+    delta = deltas if deltas.shape[-1] == rows else deltas.narrow(-1, 0, rows)
+    if weight.dtype is not x.dtype:
+        weight = weight.to(x.dtype)
+    with matmul_like_the_sweep(x):
         if x.dim() == 3:
             return delta @ weight
         return torch.bmm(delta.flatten(1, 2), weight).view(x.shape)
@@ -121,7 +128,7 @@ def weight_gradients(
         sums = deltas.sum((1, 2))  # [R, features], one pass for all biases
     if Source.STATE in sources:
         start, before = _states_before(rec, h0, sequences, y)
-    with matmul_like_the_sweep(x.device):
+    with matmul_like_the_sweep(x):
         for part in wanted:
             columns = slice(part.left, part.left + part.lefts)
             delta = deltas[..., columns]  # [R, T, B, rows]
