@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import hoisted
-from deepmemory.ops.layout import delta_features, trace_features
+from deepmemory.ops.layout import delta_features, linear_layers, trace_features
 from deepmemory.ops.nvrtc import compiler, products
 from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MMA, MOST_WARPS, Plan, Shape, plan
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
+NO_GRAD_Y = (0,) * 5  # address and strides
 MOST_ROWS = 2**32  # (run, step, sequence), which the kernels count in 32 bits; elements may be more
 
 
@@ -50,14 +51,16 @@ def _refuses_anywhere(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str 
     """What has nothing to do with the device, in words that torch can compile."""
     if x.dtype not in DTYPES:
         return f"it takes float32, bfloat16 and float16, and the input is {x.dtype}"
-    if any(weight.dtype is not weights[0].dtype or weight.dtype not in DTYPES for weight in weights):
-        return "it takes weights of one type: float32, bfloat16 or float16"
+    for weight in weights:
+        if weight.dtype is not weights[0].dtype or weight.dtype not in DTYPES:
+            return "it takes weights of one type: float32, bfloat16 or float16"
     if rec.projects(weights):
         return "it has no LSTM with projections"
     if rec.cell == "rnn" and rec.activation in ("silu", "gelu"):
         return f"it has no RNN with {rec.activation}: y does not tell the slope"
-    if any(weights[at].dim() and weights[at].shape[-1] > WIDEST for at in rec.between(weights)):
-        return f"it is written for layers of at most {WIDEST} features"
+    for at in rec.between(weights):
+        if weights[at].dim() and weights[at].shape[-1] > WIDEST:
+            return f"it is written for layers of at most {WIDEST} features"
     return None
 
 
@@ -102,21 +105,35 @@ class Layer(NamedTuple):
 
     shape: Shape
     layout: Plan
+    runs: int
     blocks: int  # of a sweep, for each run
+    threads: int  # of a block
+    device: int  # index of the GPU
     trace_features: int
     delta_features: int
+    weights: list[int | None]  # places of matrices and biases among the weights, in the order of ``struct Arguments``
+    streamed: tuple[int, int]  # float32 numbers of memory for what a sweep, forward or backward, reads at every step
+    kernels: dict[bool, Launcher]  # by whether they save
     tables: dict[tuple[bool, ...], products.Table | None]  # of weight gradients, by which of them somebody asks for
+
+    def launcher(self, save: bool) -> Launcher:
+        """The layer's kernels, compiled when first used."""
+        kernels = self.kernels.get(save)
+        if kernels is None:
+            kernels = self.kernels[save] = _kernels(self.shape, self.layout, save, self.device)
+        return kernels
 
 
 _layers: dict[tuple, Layer] = {}
 
 
 def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequences = FULL_LENGTH) -> Layer:
-    batch, runs, index = x.shape[-2], _runs(x), x.device.index
-    if runs * x.shape[-3] * batch >= MOST_ROWS:
+    size, index = x.shape, x.device.index
+    runs, steps, batch = size[0] if len(size) == 4 else 1, size[-3], size[-2]
+    if runs * steps * batch >= MOST_ROWS:
         raise RuntimeError(
-            f"engine='nvrtc' takes fewer than {MOST_ROWS} runs x steps x sequences, got {runs} x {x.shape[-3]} x "
-            f"{batch}; give it fewer at a time, or use engine='triton'"
+            f"engine='nvrtc' takes fewer than {MOST_ROWS} runs x steps x sequences, got {runs} x {steps} x {batch}; "
+            "give it fewer at a time, or use engine='triton'"
         )
     tensor_cores = x.dtype is not torch.float32 or hoisted.tf32_allowed()
     own = sequences.resets is not None, sequences.state_mask is not None
@@ -125,14 +142,16 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
     if layer is None:
         shape = Shape.of(rec, x.dtype, weights, sequences)
         layout = _layout(shape, tensor_cores, runs, batch, index)
-        blocks = -(-batch // layout.rows) * layout.cluster
+        blocks, threads = -(-batch // layout.rows) * layout.cluster, 32 * layout.warps
         features = trace_features(rec, weights), delta_features(rec, weights)
-        layer = _layers[key] = Layer(shape, layout, blocks, *features, {})
+        linear = linear_layers(rec, weights)
+        # The bias of the input is in the projected x already; torch's own cells have another one on the state's side.
+        places = [*[part.weight for part in linear], *[part.bias for part in linear]]
+        quads = layout.forward.streamed_quads, layout.backward.streamed_quads
+        streamed = runs * layout.cluster * quads[0] * 4, runs * layout.cluster * quads[1] * 4
+        known = shape, layout, runs, blocks, threads, index, *features, places, streamed
+        layer = _layers[key] = Layer(*known, {}, {})
     return layer
-
-
-def _runs(x: Tensor) -> int:
-    return x.shape[0] if x.dim() == 4 else 1
 
 
 def _layout(shape: Shape, tensor_cores: bool, runs: int, batch: int, index: int) -> Plan:
@@ -164,7 +183,7 @@ def forward(
     y = _record(x, layer.shape.hidden_size, lengths)
     trace = _record(x, layer.trace_features, lengths) if save else x.new_empty(0)
     final = [_empty_like(s) for s in state]
-    of_weights = _weights_of_the_sweep(rec, layer, x, weights, backward=False)
+    of_weights = _weights_of_the_sweep(layer, x, weights, backward=False)
     tensors = [*of_weights, projected, *_h_and_c(state), *sequences, y, *_h_and_c(final), trace, None, None, None]
     _sweep(rec, layer, x, tensors, None, backward=False, save=save)
     return y, final, trace
@@ -188,7 +207,7 @@ def backward(
     of_state, of_weights = needs[1 : 1 + rec.states], tuple(needs[1 + rec.states :])
     deltas = _record(x, layer.delta_features, lengths)
     grad_state = [_empty_like(s) if needed else None for s, needed in zip(state, of_state, strict=True)]
-    matrices = _weights_of_the_sweep(rec, layer, x, weights, backward=True)
+    matrices = _weights_of_the_sweep(layer, x, weights, backward=True)
     tensors = [*matrices, None, *_h_and_c(state), *sequences, y, *_h_and_c(grad_final), trace, deltas]
     _sweep(rec, layer, x, [*tensors, *_h_and_c(grad_state)], grad_y, backward=True, save=True)
     grad_x = hoisted.input_gradient(x, weights[0], deltas) if needs[0] else None
@@ -198,8 +217,8 @@ def backward(
 
 def _record(x: Tensor, features: int, lengths: Tensor | None) -> Tensor:
     """Memory for something of every step; a sweep ends with the longest of its rows and leaves the rest as it is."""
-    shape = (*x.shape[:-1], features)
-    return x.new_empty(shape) if lengths is None else x.new_zeros(shape)
+    make = x.new_empty if lengths is None else x.new_zeros
+    return make(*x.shape[:-1], features)
 
 
 def _empty_like(t: Tensor) -> Tensor:
@@ -210,21 +229,25 @@ def _h_and_c(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | 
     return tensors[0], tensors[1] if len(tensors) == 2 else None
 
 
-def _contiguous(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [t if t is None or t.is_contiguous() else t.contiguous() for t in tensors]
+def _addresses(tensors: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]]:
+    """Where contiguous values of tensors lie, and those that were copied, to be kept until a launch is queued."""
+    addresses, copies = [], []
+    for t in tensors:
+        if t is None:
+            addresses.append(0)
+            continue
+        if not t.is_contiguous():
+            t = t.contiguous()
+            copies.append(t)
+        addresses.append(t.data_ptr())
+    return addresses, copies
 
 
-def _weights_of_the_sweep(
-    rec: Recurrence, layer: Layer, x: Tensor, weights: list[Tensor], backward: bool
-) -> list[Tensor | None]:
+def _weights_of_the_sweep(layer: Layer, x: Tensor, weights: list[Tensor], backward: bool) -> list[Tensor | None]:
     """Matrices, biases, and memory for what is read at every step, in the order in which blocks read it."""
-    deeper = [] if rec.classic else rec.deeper(weights)
-    # The input's bias is in the projected x already; torch's own cells have another one on the state's side.
-    first = weights[3] if rec.bias and rec.classic else None
-    quads = (layer.layout.backward if backward else layer.layout.forward).streamed_quads
-    size = _runs(x) * layer.layout.cluster * quads * 4
+    size = layer.streamed[backward]
     streamed = x.new_empty(size, dtype=torch.float32) if size else None
-    return [weights[1], *(weight for weight, _ in deeper), first, *(bias for _, bias in deeper), streamed]
+    return [*[None if place is None else weights[place] for place in layer.weights], streamed]
 
 
 def _sweep(
@@ -238,12 +261,10 @@ def _sweep(
     save: bool,
 ) -> None:
     """Queue one sweep; ``tensors`` come in the order of ``struct Arguments``."""
-    kept = _contiguous(tensors)  # until the launch is queued
-    row = [0 if t is None else t.data_ptr() for t in kept]
-    row += (0,) * 5 if grad_y is None else (grad_y.data_ptr(), *_strides(grad_y))
-    row += (x.shape[-3], x.shape[-2], rec.reverse)
-    kernels = _kernels(layer.shape, layer.layout, save, x.device.index)
-    kernels.sweep(backward, array("q", row), layer.blocks, _runs(x), 32 * layer.layout.warps)
+    row, _copies = _addresses(tensors)
+    row += NO_GRAD_Y if grad_y is None else (grad_y.data_ptr(), *_strides(grad_y))
+    row += (*x.shape[-3:-1], rec.reverse)
+    layer.launcher(save).sweep(backward, array("q", row), layer.blocks, layer.runs, layer.threads)
 
 
 def _strides(t: Tensor) -> tuple[int, ...]:
@@ -266,21 +287,21 @@ def _weight_gradients(
     """The gradients of the weights. Small products take one launch, whose results are parts of one tensor."""
     if not any(needs):
         return [None] * len(needs)
-    runs, (steps, batch) = _runs(x), x.shape[-3:-1]
+    runs, (steps, batch) = layer.runs, x.shape[-3:-1]
     if needs not in layer.tables:
         layer.tables[needs] = products.table(rec, weights, runs, needs)
     table = layer.tables[needs]
     if table is None or runs * steps * batch * table.multiplications > products.MOST_MULTIPLICATIONS:
         return hoisted.weight_gradients(rec, x, h0, weights, sequences, y, trace, deltas, needs)
-    pieces = table.pieces(steps * batch, runs, _device(x.device.index).multiprocessors)
-    out = x.new_empty((pieces, table.total), dtype=torch.float32)
+    pieces = table.pieces(steps * batch, runs, _device(layer.device).multiprocessors)
+    out = x.new_empty(pieces, table.total, dtype=torch.float32)
     x = x if x.stride(-1) == 1 else x.contiguous()
-    kept = _contiguous([h0, y, trace, *sequences[:3]])  # until the launch is queued
-    row = [deltas.data_ptr(), x.data_ptr(), *(0 if t is None else t.data_ptr() for t in kept), out.data_ptr()]
-    row += (*_strides(x)[:3], steps, batch, rec.reverse, pieces, table.tiles, table.total, *table.terms)
-    kernels = _kernels(layer.shape, layer.layout, True, x.device.index)
-    kernels.sum_products(array("q", row), table.tiles * pieces, runs, table.tile.shared_bytes)
-    flat = (out.sum(0) if pieces > 1 else out[0]).to(weights[1].dtype)
-    asked = [weight for weight, needed in zip(weights, needs, strict=True) if needed]
-    grads = iter(torch._utils._unflatten_dense_tensors(flat, asked))
-    return [next(grads) if needed else None for needed in needs]
+    records, _copies = _addresses([h0, y, trace, *sequences[:3]])
+    row = [deltas.data_ptr(), x.data_ptr(), *records, out.data_ptr()]
+    row += (*_strides(x)[:3], steps, batch, rec.reverse, pieces, table.tiles, table.total)
+    arguments = array("q", row) + table.terms
+    layer.launcher(True).sum_products(arguments, table.tiles * pieces, runs, table.tile.shared_bytes)
+    flat = out.sum(0) if pieces > 1 else out
+    if weights[1].dtype is not torch.float32:
+        flat = flat.to(weights[1].dtype)
+    return [None if place is None else flat.as_strided(*place) for place in table.places]

@@ -28,6 +28,8 @@ NON_PORTABLE_CLUSTER_SIZE_ALLOWED = 14
 CLUSTER_DIMENSION = 4  # CUlaunchAttributeID
 INVALID_CONTEXT = 201  # CUresult
 
+ONE_POINTER = c_void_p * 1
+
 
 @cache
 def nvrtc() -> ctypes.CDLL:
@@ -226,12 +228,13 @@ class Kernels:
         if torch._C._cuda_getDevice() != self._device:
             with torch.cuda.device(self._device):
                 return self._launch(function, blocks, runs, threads, shared, arguments)
-        parameters = (c_void_p * 1)(arguments.buffer_info()[0])
+        parameters = ONE_POINTER(arguments.buffer_info()[0])
         stream = c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
         launch = function, blocks, runs, 1, threads, 1, 1, shared, stream, parameters, None
         status = driver().cuLaunchKernel(*launch)
         if status == INVALID_CONTEXT:  # autograd's thread has none until something of torch's ran there
             _check(driver().cuCtxSetCurrent(self._context), "entering torch's context")
             status = driver().cuLaunchKernel(*launch)
-        _check(status, "launching a kernel")
+        if status:
+            _check(status, "launching a kernel")
         return None

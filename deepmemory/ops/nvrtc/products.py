@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from deepmemory.ops import layout
@@ -36,13 +38,17 @@ class Tile(NamedTuple):
         return 4 * 2 * self.chunk * (self.size + 4)
 
 
+Place = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, first element
+
+
 class Table(NamedTuple):
     """The products that are asked for, as ``struct Products`` of ``products.cuh`` takes them."""
 
-    terms: list[int]  # their number, then eight numbers for each that there is a place for
+    terms: array[int]  # their number, then eight numbers for each that there is a place for
     tile: Tile
     tiles: int
     total: int  # elements of all results
+    places: list[Place | None]  # of the results among them, None for a weight that nobody asks for
     multiplications: int  # for each row of each run
     features: int  # of the deltas
 
@@ -64,9 +70,10 @@ def terms_of(layers: int) -> int:
 
 def table(rec: Recurrence, weights: list[Tensor], runs: int, needs: tuple[bool, ...]) -> Table | None:
     """Results lie one weight after another, in the order of ``weights``; None where the kernel has no place for all."""
-    begins, total = [], 0
+    begins, total, places = [], 0, list[Place | None]()
     for weight, needed in zip(weights, needs, strict=True):
         begins.append(total)
+        places.append((tuple(weight.shape), _contiguous_strides(weight.shape), total) if needed else None)
         total += weight.numel() if needed else 0
     wanted = [part for part in layout.products(rec, weights) if needs[part.weight]]
     shape = Shape.of(rec, weights[1].dtype, weights)
@@ -82,4 +89,8 @@ def table(rec: Recurrence, weights: list[Tensor], runs: int, needs: tuple[bool, 
         multiplications += part.lefts * part.rights
     terms += (0,) * (8 * (room - len(wanted)))
     features = max(part.left + part.lefts for part in wanted)
-    return Table(terms, tile, tiles, total, multiplications, features)
+    return Table(array("q", terms), tile, tiles, total, places, multiplications, features)
+
+
+def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
