@@ -34,9 +34,17 @@ def forward(
     """x, state, weights and sequences as an engine may read them; lengths lie between 0 and the number of steps."""
     end, inputs = 1 + len(state), [x, *state, *weights]
     check_inputs(rec, end, tuple([t.shape for t in inputs]))
-    if not (readable(inputs[:end], x) and readable(inputs[end:], weights[0], x.device)):
+    if not _all_readable(inputs, end, len(inputs)):
         inputs = _made_readable_inputs(rec, end, inputs)
     return inputs[0], inputs[1:end], inputs[end:], checked_sequences(rec, sequences, x, state, weights)
+
+
+def _all_readable(given: list[Tensor], end: int, count: int) -> bool:
+    """Whether an engine may read x and states up to ``end``, weights up to ``count`` and records as they are."""
+    x, weight = given[0], given[end]
+    if weight.dtype is x.dtype:
+        return readable(given, x)
+    return readable([*given[:end], *given[count:]], x) and readable(given[end:count], weight, x.device)
 
 
 def _made_readable_inputs(rec: Recurrence, end: int, inputs: list[Tensor]) -> list[Tensor]:
@@ -62,8 +70,9 @@ def backward(
     records: list[Any] = [grad_y, *grad_final, y, trace]
     there = [t for t in records if t is not None]
     absent = tuple([t is None for t in records])
-    check_records(rec, shape_of_trace, x.dtype, end, len(inputs), tuple([t.shape for t in inputs + there]), absent)
-    if not (readable(inputs[:end] + there, x) and readable(inputs[end:], weights[0], x.device)):
+    given, count = [*inputs, *there], len(inputs)
+    check_records(rec, shape_of_trace, x.dtype, end, count, tuple([t.shape for t in given]), absent)
+    if not _all_readable(given, end, count):
         inputs = _made_readable_inputs(rec, end, inputs)
         names = [name for name, missing in zip(RECORDS[rec.states], absent, strict=True) if not missing]
         resolved = iter(made_readable(rec, there, names, x))
@@ -78,10 +87,12 @@ def checked_sequences(
 ) -> Sequences:
     """What sequences have of their own as an engine may read it; lengths lie between 0 and the number of steps."""
     lengths, resets, state_mask, hidden_mask = sequences
-    *runs, steps, batch, _ = x.shape
     if rec.masked != (hidden_mask is not None):
         given = "no hidden_mask was given" if rec.masked else "a hidden_mask was given"
         raise RuntimeError(f"{rec.cell.upper()}: {given} with masked={rec.masked}; they go together")
+    if lengths is None and resets is None and state_mask is None and hidden_mask is None:
+        return sequences
+    *runs, steps, batch, _ = x.shape
     if lengths is not None:
         lengths = _checked(rec, "lengths", lengths, (*runs, batch), torch.int64, x.device).clamp(0, steps)
     if resets is not None:
