@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import engines, gate, plain
-from deepmemory.ops.recurrence import Recurrence, Sequences
+from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 State = tuple[Tensor, ...]
 OF_SEQUENCES = len(Sequences._fields)
@@ -38,7 +38,7 @@ def scan(
     sequences: Sequences,
 ) -> tuple[Tensor, State]:
     """Run a layer on a fused engine, by the cheapest way that keeps track of what is being asked."""
-    tensors = (x, *state, *weights)
+    tensors: Sequence[Tensor] = (x, *state, *weights)
     transformed = in_functorch()
     # A tensor under vmap does not tell whether it requires a gradient; a TorchScript graph is for calls of either kind.
     save = torch.is_grad_enabled() and (transformed or any(t.requires_grad for t in tensors)) and not in_jit_trace()
@@ -47,11 +47,22 @@ def scan(
         out = Scan.apply(rec, engine, recompute, *sequences, *tensors)
     elif transformed or torch.compiler.is_compiling() or seen_by_others(tensors):
         out = scan_op(x, state, weights, *sequences, *rec, engine, recompute, save)
-    elif save:
-        out = EagerScan.apply(rec, engine, recompute, *sequences, *tensors)
     else:
-        out = run_forward(rec, engine, recompute, False, x, state, weights, sequences)
+        tensors, sequences = _unwrapped(tensors, sequences)
+        if save:
+            out = EagerScan.apply_to_ordinary(rec, engine, recompute, *sequences, *tensors)
+        else:
+            n = 1 + rec.states
+            out = run_forward(rec, engine, recompute, False, tensors[0], tensors[1:n], tensors[n:], sequences)
     return out[0], tuple(out[1 : 1 + rec.states])
+
+
+def _unwrapped(tensors: Sequence[Tensor], sequences: Sequences) -> tuple[list[Tensor], Sequences]:
+    """The same where tensors have left the function of a transform of ``torch.func`` that has ended."""
+    unwrap = torch._C._functorch.unwrap_if_dead
+    if sequences is not FULL_LENGTH:
+        sequences = Sequences(*[None if t is None else unwrap(t) for t in sequences])
+    return [unwrap(t) for t in tensors], sequences
 
 
 def _after_sequences(values: Sequence[Any]) -> tuple[Sequences, Sequence[Any]]:
@@ -363,6 +374,11 @@ class EagerScan(torch.autograd.Function):
         needs = list(ctx.needs_input_grad[NOT_DIFFERENTIABLE:])
         grad = run_backward(ctx.rec, ctx.engine, ctx.recompute, grad_y, grads[:-1], *_unpack(ctx), needs)
         return *([None] * NOT_DIFFERENTIABLE), *grad
+
+    @classmethod
+    def apply_to_ordinary(cls, *args: Any) -> tuple[Tensor, ...]:
+        """``apply`` without what it does for ``torch.func``: none of that is under way, and tensors are unwrapped."""
+        return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
 
 class Scan(torch.autograd.Function):

@@ -196,6 +196,22 @@ class TestDerivatives:
 
         close(results(ours), results(plain))
 
+    @pytest.mark.parametrize("asked", [True, False], ids=["with gradients", "without"])
+    def test_tensors_that_have_left_a_transform_are_read_all_the_same(self, name, engine, asked):
+        layer, left = make(name, engine), []
+
+        def keeps(x: Tensor) -> Tensor:
+            left.append(2 * x)
+            return x.sum()
+
+        given = draw(engine, 6, 4, 3), draw(engine, 1, 4, 5)
+        for t in given:
+            grad(keeps)(t)
+        assert all(torch._C._functorch.is_functorch_wrapped_tensor(t) for t in left)
+        with torch.set_grad_enabled(asked):
+            results = [layer(x, (h, h) if name == "LSTM" else h) for x, h in (left, [2 * t for t in given])]
+        close(*results)
+
     def test_forward_mode_is_plain_or_refused(self, name, engine):
         automatic, plain = pair(name, engine)
         named = make(name, engine)
