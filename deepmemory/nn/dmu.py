@@ -236,9 +236,6 @@ class DMU(Recurrent):
         """Sizes first, then what differs from the defaults."""
         return super().extra_repr() + own_repr(self)
 
-    def _mask_rates(self) -> dict[str, float]:
-        return super()._mask_rates() | {"hidden": self.transition_dropout}
-
     def _run(self, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
         if not isinstance(self.transition, nn.ModuleList):
             return super()._run(layer, direction, x, state, sequences)

@@ -21,7 +21,7 @@ from deepmemory.nn.precision import check_state, convert_input, runs_in
 from deepmemory.nn.regularisation import Zoneout, check_probability, check_zoneout, draw_mask, zoneout_rates
 from deepmemory.nn.sequences import check_lengths, check_masks, check_resets
 from deepmemory.ops import Sequences, engines, resets_of_sweep
-from deepmemory.ops.recurrence import Variation
+from deepmemory.ops.recurrence import FULL_LENGTH, Variation
 
 State = tuple[Tensor, ...]
 Run = Callable[[Tensor, State, Sequences], tuple[Tensor, State]]  # from x (T, B, m) and a state to y and the last state
@@ -38,6 +38,7 @@ class Recurrent(Defined):
     mode: str  # the kind of cell, by torch's name where it has one
     proj_size = 0  # an LSTM may have one
     layer_norm = False  # a DMU may have it
+    transition_dropout = 0.0  # a DMU may have it
     memory_bias = 0.0  # a DMU, GRU or LSTM may have one
     _observer: Observer | None = None  # see observed
 
@@ -108,7 +109,9 @@ class Recurrent(Defined):
         return f"_l{layer}" + ("_reverse" if direction else "")
 
     def _weights(self, layer: int, direction: int) -> list[Tensor]:
-        return [getattr(self, name) for name in self._all_weights[layer * self._directions + direction]]
+        own: Mapping[str, Any] = self._parameters  # looked into first: nn.Module.__getattr__ takes longer
+        names = self._all_weights[layer * self._directions + direction]
+        return [own[name] if name in own else getattr(self, name) for name in names]
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
@@ -204,16 +207,12 @@ class Recurrent(Defined):
         return self._draw_masks(() if batch_size is None else (batch_size,), like)
 
     def _draw_masks(self, shape: tuple[int, ...], like: Tensor) -> dict[str, Tensor]:
-        rates = self._mask_rates()
-        if not (self.training and any(rates.values())):
+        if not (self.training and (self.recurrent_dropout or self.transition_dropout)):
             return {}
+        rates = {"state": self.recurrent_dropout, "hidden": self.transition_dropout}
         return {
             name: draw_mask((*shape, width), rates[kind], like) for name, kind, width in self._masked() if rates[kind]
         }
-
-    def _mask_rates(self) -> dict[str, float]:
-        """For each kind of mask, the probability that a unit is dropped."""
-        return {"state": self.recurrent_dropout, "hidden": 0.0}
 
     def _masked(self) -> Iterator[tuple[str, str, int]]:
         """Name, kind and features of every mask that a call may have."""
@@ -308,9 +307,7 @@ class Recurrent(Defined):
         for layer in range(self.num_layers):
             outputs = []
             for direction in range(self._directions):
-                suffix = self._suffix(layer, direction)
-                own = masks.get("state" + suffix), masks.get("hidden" + suffix)
-                sequences = Sequences(lengths, cuts[direction], *own)
+                sequences = self._sequences(layer, direction, lengths, cuts[direction], masks)
                 if self._observer is None:
                     y, last = self._run(layer, direction, x, state[len(final)], sequences)
                 else:
@@ -322,6 +319,15 @@ class Recurrent(Defined):
             if self.dropout and layer < self.num_layers - 1:
                 x = F.dropout(x, self.dropout, self.training)
         return x, final
+
+    def _sequences(
+        self, layer: int, direction: int, lengths: Tensor | None, cuts: Tensor | None, masks: Mapping[str, Tensor]
+    ) -> Sequences:
+        """What sequences have of their own, with the masks of one layer in one direction."""
+        if lengths is None and cuts is None and not masks:
+            return FULL_LENGTH
+        suffix = self._suffix(layer, direction)
+        return Sequences(lengths, cuts, masks.get("state" + suffix), masks.get("hidden" + suffix))
 
     @contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
@@ -345,9 +351,16 @@ class Recurrent(Defined):
 
     def _run(self, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
         """One layer in one direction."""
-        rec = self.definition.recurrence(self.bias, reverse=bool(direction))
-        options: dict[str, Any] = {"engine": self.engine, "recompute": self.recompute, "variation": self._variation()}
-        return ops.scan(rec, x, state, self._weights(layer, direction), sequences, **options)
+        return ops.scan(
+            self.definition.recurrence(self.bias, reverse=bool(direction)),
+            x,
+            state,
+            self._weights(layer, direction),
+            sequences,
+            engine=self.engine,
+            recompute=self.recompute,
+            variation=self._variation(),
+        )
 
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
         """Raise if this batch, packed data where there are ``batch_sizes``, does not fit the weights."""
@@ -358,7 +371,9 @@ class Recurrent(Defined):
             raise RuntimeError(
                 f"{name}: input.size(-1) must be equal to input_size. Expected {self.input_size}, got {input.shape[-1]}"
             )
-        weight = next(self.parameters(), None)
+        weight = next(iter(self._parameters.values()), None)
+        if weight is None:
+            weight = next(self.parameters(), None)
         if weight is None:  # a transition given as a module may have none
             return
         if input.device != weight.device:
@@ -397,13 +412,13 @@ class Recurrent(Defined):
 
     def _initial_state(self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None) -> list[State]:
         """What the caller gave, or zeros, as one tuple of (B, d) tensors for each layer and direction."""
-        parts = len(self.definition.state_sizes(1))
         if hx is None:
-            return [
-                tuple(x.new_zeros(batch, size) for size in self.definition.state_sizes(width))
-                for width in self._widths
-                for _ in range(self._directions)
-            ]
+            zeros: dict[int, State] = {}  # nobody writes to them, so layers of one width share theirs
+            for width in self._widths:
+                if width not in zeros:
+                    zeros[width] = tuple([x.new_zeros(batch, size) for size in self.definition.state_sizes(width)])
+            return [zeros[width] for width in self._widths for _ in range(self._directions)]
+        parts = len(self.definition.state_sizes(1))
         given = (hx,) if parts == 1 else hx
         if not isinstance(given, (tuple, list)) or len(given) != parts:
             raise RuntimeError(f"{type(self).__name__}: hx should be a tuple (h_0, c_0), got {type(hx).__name__}")
@@ -448,17 +463,18 @@ class Recurrent(Defined):
 
     def _final_state(self, final: list[State], batched: bool, order: Tensor | None = None) -> Any:
         """The reverse of :meth:`_initial_state`."""
-
-        def join(rows: Sequence[Tensor]) -> Tensor:
-            joined = torch.stack(list(rows)) if len(rows) > 1 else rows[0].unsqueeze(0)
-            joined = self.permute_hidden(joined, order)
-            return joined if batched else joined.squeeze(1)
-
-        parts: list[Any] = []
-        for rows in zip(*final, strict=True):
-            if self._ragged:
-                by_layer = [rows[i : i + self._directions] for i in range(0, len(rows), self._directions)]
-                parts.append(tuple(join(layer) for layer in by_layer))
-            else:
-                parts.append(join(rows))
+        parts = [self._joined(rows, batched, order) for rows in zip(*final, strict=True)]
         return parts[0] if len(parts) == 1 else tuple(parts)
+
+    def _joined(self, rows: Sequence[Tensor], batched: bool, order: Tensor | None) -> Any:
+        """One of the state's tensors (one per layer if widths differ) from its rows, by layer and direction."""
+        if len(rows) > self._directions and self._ragged:
+            starts = range(0, len(rows), self._directions)
+            return tuple(self._stacked(rows[i : i + self._directions], batched, order) for i in starts)
+        return self._stacked(rows, batched, order)
+
+    def _stacked(self, rows: Sequence[Tensor], batched: bool, order: Tensor | None) -> Tensor:
+        stacked: Tensor = rows[0].unsqueeze(0) if len(rows) == 1 else torch.stack(list(rows))
+        if order is not None:
+            stacked = self.permute_hidden(stacked, order)
+        return stacked if batched else stacked.squeeze(1)
