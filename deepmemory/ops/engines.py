@@ -150,12 +150,14 @@ def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], varia
         return engine
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         return "plain"  # ONNX knows torch's operators alone
-    name = next((name for name in FUSED if refusal(name, rec, x, weights, variation) is None), "plain")
-    if name == "plain" and not torch.compiler.is_compiling() and x.shape[-3] >= LONG:
+    for name in FUSED:
+        if refusal(name, rec, x, weights, variation) is None:
+            return name
+    if not torch.compiler.is_compiling() and x.shape[-3] >= LONG:
         why_not = refusal("cpu", rec, x, weights, variation)
         if why_not == unavailable("cpu") and cpu.refuses(rec, x, weights) is None:
             _warn_of_the_loop(str(why_not))
-    return name
+    return "plain"
 
 
 @cache

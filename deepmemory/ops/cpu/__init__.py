@@ -147,9 +147,9 @@ def forward(
     width = state[0].shape[-1]
     first = x.dim() - 3  # dimension after the runs
     state, weights = _within_runs(state, first), _within_runs(weights, first)
-    y = x.new_empty((*x.shape[:-1], width))
+    y = x.new_empty(*x.shape[:-1], width)
     final = [_empty_like(start) for start in state]
-    trace = x.new_empty(trace_shape(rec, x, weights) if save else 0)
+    trace = x.new_empty(*trace_shape(rec, x, weights)) if save else x.new_empty(0)
     call, _kept = _call(rec, x, width, sequences)
     call += (y.data_ptr(), trace.data_ptr() if save else 0, *_NO_GRAD_Y, 0)
     for start, end in zip(state, final, strict=True):
@@ -192,7 +192,7 @@ def backward(
     call, _kept = _call(rec, x, y.shape[-1], sequences)
     call += (y.data_ptr(), trace.data_ptr())
     call += _NO_GRAD_Y if grad_y is None else (grad_y.data_ptr(), *_strides(grad_y))
-    grad_x, *grad = (0 if g is None else g.data_ptr() for g in grads)
+    grad_x, *grad = [0 if g is None else g.data_ptr() for g in grads]
     call.append(grad_x)
     for start, end, g in zip(state, ends, grad, strict=False):
         call += (start.data_ptr(), start.stride(0) if first else 0, 0)
@@ -243,11 +243,12 @@ def _strides(t: Tensor) -> tuple[int, ...]:
 
 def _within_runs(tensors: list[Tensor], first: int) -> list[Tensor]:
     """Make tensors contiguous, except in the dimension of runs, which may be expanded; ``first`` is the next one."""
+    return [t if t.is_contiguous() or _shared(t, first) else t.contiguous() for t in tensors]
 
-    def shared(t: Tensor) -> bool:
-        return first == 1 and t.stride(0) == 0 and t[0].is_contiguous()
 
-    return [t if t.is_contiguous() or shared(t) else t.contiguous() for t in tensors]
+def _shared(t: Tensor, first: int) -> bool:
+    """Whether all runs have the same contiguous values."""
+    return first == 1 and t.stride(0) == 0 and t[0].is_contiguous()
 
 
 def _run(function: str, call: list[int]) -> None:
