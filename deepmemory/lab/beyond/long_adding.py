@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from deepmemory.lab.beyond.models import MODELS, nearest, of_width
+from deepmemory.lab.beyond.models import MODELS, keeping, nearest, of_width
 from deepmemory.lab.settings import Setting
 
 RUNS = 5
@@ -36,19 +36,9 @@ TRAINING: dict[str, Any] = {
 @cache
 def setting(kind: str, depth: int = 1, length: int = LENGTHS[0]) -> Setting:
     """A model of a kind and depth at one length, with the experiment's number of weights."""
-    how = {"min_length": length, "max_length": length, "lr": USUAL_RATE, **TRAINING, **start(kind, length)}
+    how = {"min_length": length, "max_length": length, "lr": USUAL_RATE, **TRAINING}
+    how |= keeping(kind, round(math.log(length), 1))  # for about as long as a sequence is
     return nearest(lambda width: of_width("adding", kind, depth, width, **how), WEIGHTS)
-
-
-def start(kind: str, length: int) -> dict[str, Any]:
-    """Initial gate biases with which every cell keeps its state for about as long as a sequence is."""
-    bias = round(math.log(length), 1)
-    return {
-        "rhn": {"transform_bias": -bias},
-        "gru": {"update_bias": bias},
-        "mingru": {"update_bias": bias},
-        "lstm": {"forget_bias": bias / 2, "input_bias": -bias},  # the former in both of its bias vectors
-    }.get(kind, {"memory_bias": bias})
 
 
 def settings() -> list[Setting]:

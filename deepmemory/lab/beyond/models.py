@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
-from deepmemory.lab.settings import SHARED_RATE, Setting, check_choice
+from deepmemory.lab.settings import MUSIC, SHARED_RATE, Setting, check_choice
 
 MODELS = (  # kind, depth
     *(("dmu", depth) for depth in (1, 2, 3, 5)),
@@ -17,6 +20,18 @@ MODELS = (  # kind, depth
 )
 KINDS = tuple(dict.fromkeys(kind for kind, _ in MODELS))
 DEEP = ("dmu", "residual", "rhn")
+SIZES = {"100k": 100_000, "1m": 1_000_000}  # weights, of experiments that have these two parts
+MULTIPLES = {"100k": 4, "1m": 8}  # of which widths are, as tensor cores like them
+# Inputs and outputs of a network by the data that it reads, so that weights are counted without reading it. The words
+# of translations are those of the 30,000 pairs that the paper takes.
+ENDS = {
+    "mnist": (1, 10),
+    **dict.fromkeys(MUSIC, (88, 88)),
+    "ptb": (10_000, 10_000),
+    "spanish": (9413, 4934),
+    "german": (7220, 4548),
+    "german-2018": (7526, 4673),
+}
 LINEAR_LAYERS = 2  # that are stacked, as in the minGRU's paper: the gates of the second see the state of the first
 
 
@@ -40,13 +55,35 @@ def kind_of(setting: Setting) -> str:
     return "residual" if setting.residual else setting.cell
 
 
-def nearest(make: Callable[[int], Setting], weights: int) -> Setting:
-    """The setting whose network comes nearest to a number of weights, among all widths."""
-    from deepmemory.lab.tasks import task_of
+def keeping(kind: str, bias: float) -> dict[str, Any]:
+    """Initial biases with which every cell keeps its state for equally long, about exp(bias) steps."""
+    return {
+        "rhn": {"transform_bias": -bias},
+        "gru": {"update_bias": bias},
+        "mingru": {"update_bias": bias},
+        "lstm": {"forget_bias": bias / 2, "input_bias": -bias},  # the former in both of its bias vectors
+    }.get(kind, {"memory_bias": bias})
+
+
+@cache
+def weights_of(setting: Setting) -> int:
+    """Trained weights of a setting's network; no data is read."""
+    from deepmemory.lab.tasks import TASK_CLASSES, data_of, task_of
     from deepmemory.lab.training.network import weight_count
 
-    def count(width: int) -> int:
-        return weight_count(make(width), task_of(make(width)))
+    data = data_of(setting)
+    task: Any = task_of(setting) if data is None else SimpleNamespace()
+    if data is not None:
+        task.input_size, task.output_size = ENDS[data]
+        task.network = partial(TASK_CLASSES[setting.task].network, task)
+    return weight_count(setting, task)
+
+
+def nearest(make: Callable[[int], Setting], weights: int, multiple: int = 1) -> Setting:
+    """The setting whose network comes nearest to a number of weights, among all widths that are such a multiple."""
+
+    def count(units: int) -> int:
+        return weights_of(make(units * multiple))
 
     low, high = 1, 2
     while count(high) < weights:
@@ -54,4 +91,9 @@ def nearest(make: Callable[[int], Setting], weights: int) -> Setting:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if count(middle) < weights else (low, middle)
-    return make(min((low, high), key=lambda width: abs(count(width) - weights)))
+    return make(multiple * min((low, high), key=lambda units: abs(count(units) - weights)))
+
+
+def size_of(setting: Setting, sizes: Mapping[str, int] = SIZES) -> str:
+    """The size that a setting's number of weights is the nearest to."""
+    return min(sizes, key=lambda size: abs(math.log(weights_of(setting) / sizes[size])))
