@@ -129,7 +129,8 @@ class StudyProgress:
     @property
     def kind(self) -> str:
         """The name of the cell: ``dmu-c`` is one in the paper, ``residual`` beyond it."""
-        return (kind_in_paper if self.setting.task in PAPER_TASKS else kind_beyond)(self.setting)
+        in_paper = self.setting.task in PAPER_TASKS and not self.setting.residual
+        return (kind_in_paper if in_paper else kind_beyond)(self.setting)
 
     @property
     def testing(self) -> bool:
