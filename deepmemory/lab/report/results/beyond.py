@@ -6,25 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 from deepmemory.lab.beyond import EXPERIMENTS, Experiment, experiment_of
-from deepmemory.lab.beyond.depth import WORDS
-from deepmemory.lab.beyond.models import DEEP, kind_of
+from deepmemory.lab.beyond.models import DEEP, kind_of, weights_of
 from deepmemory.lab.beyond.rates import best_studies
-from deepmemory.lab.paper import Spread, depth_of
+from deepmemory.lab.paper import EPOCH_BY, Spread, depth_of, measure_of
 from deepmemory.lab.records import DIVERGED, Run, Study
 from deepmemory.lab.report import words
 from deepmemory.lab.report.results.stats import spread
+from deepmemory.lab.report.results.tables import best_of, best_scores, chance, is_better, mean
+from deepmemory.lab.report.table import Mark
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.tasks import task_of
-from deepmemory.lab.training.network import TiedWordNetwork, weight_count
+from deepmemory.lab.tasks.batch import SPLITS
 
 KINDS = ("dmu", "residual", "rhn", "gru", "lstm", "rnn", "mingru")  # in the order of tables
 SOLVED = 0.99  # accuracy from which on a run has solved a task
+UNLIKELY = 0.05  # chance below which two means differ clearly
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,22 @@ class Outcome:
         """A measure on the test set over the runs, with each run's best weights."""
         return over_runs([scale(run.test[measure]) for run in self.tested if run.test])
 
+    @property
+    def measure(self) -> str:
+        """What the paper's table of the task is about: loss, perplexity or accuracy."""
+        return measure_of(self.setting.task)
+
+    @cached_property
+    def scores(self) -> dict[str, list[float]]:
+        """Scores of the finished runs by split, at the epoch that the paper's tables take."""
+        by = EPOCH_BY.get(self.setting.task, self.measure)
+        found = [best_scores(run, self.measure, run.epochs, by) for run in self.tested]
+        return {split: [of_run[place] for of_run in found] for place, split in SPLITS.items()}
+
+    def score(self, split: str) -> Spread | None:
+        """The scores of a split over the runs."""
+        return over_runs(self.scores[split])
+
     def solved(self, measure: str) -> int:
         """Runs whose best weights solve the task on the test set, by an accuracy."""
         return sum(run.test[measure] >= SOLVED for run in self.tested if run.test)
@@ -107,6 +121,28 @@ class Outcome:
         names = ("part", "kind", "depth", "weights", "epochs", "diverged", "seconds")
         own = {name: getattr(self, name) for name in names}
         return {"study": self.setting.key, **own, "lr": self.setting.lr, "runs": len(self.study.runs), "means": means}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The DMU of a part that was best on validation, beside the best of the other cells."""
+
+    dmu: Outcome
+    other: Outcome
+
+    @property
+    def chance(self) -> float | None:
+        """Welch's p-value of their test scores; None where there are too few runs."""
+        one, two = self.dmu.score("test"), self.other.score("test")
+        return chance(one, len(self.dmu.tested), two, len(self.other.tested)) if one and two else None
+
+    def verdict(self, enough: int) -> Mark:
+        """Which of them has the better mean test score; a hint where there are not ``enough`` runs of both."""
+        if self.chance is not None and self.chance >= UNLIKELY:
+            return Mark("no clear difference", None)
+        better = is_better(mean(self.dmu.score("test")), mean(self.other.score("test")), self.dmu.measure)
+        runs = min(len(self.dmu.tested), len(self.other.tested))
+        return words.with_hint("DMU better" if better else "DMU worse", better, runs, enough)
 
 
 @dataclass(frozen=True)
@@ -139,6 +175,17 @@ class BeyondResults:
         parts = dict.fromkeys(one.part for one in self.shown)
         return {part: [one for one in self.shown if one.part == part] for part in parts}
 
+    def comparisons(self) -> list[Comparison]:
+        """Of each part that has both: its best DMU and its best other cell. Choosing on the test would flatter them."""
+        found = []
+        for outcomes in self.by_part().values():
+            tested = [one for one in outcomes if one.tested]
+            sides = [[one for one in tested if (one.setting.cell == "dmu") is is_dmu] for is_dmu in (True, False)]
+            if all(sides):
+                best = best_of(tested[0].measure)
+                found.append(Comparison(*(best(side, key=lambda one: mean(one.score("valid"))) for side in sides)))
+        return found
+
     def as_data(self) -> dict[str, Any]:
         """Everything as plain data."""
         return {
@@ -149,25 +196,23 @@ class BeyondResults:
 
 
 def beyond_results(studies: Sequence[Study]) -> list[BeyondResults]:
-    """Sort studies into experiments; those of the paper are left out."""
-    found: dict[str, list[Outcome]] = {name: [] for name in EXPERIMENTS}
-    for study in studies:
-        name = experiment_of(study.setting)
-        if name and any(run.epochs for run in study.runs):
-            found[name].append(Outcome(study, EXPERIMENTS[name].part_of(study.setting)))
+    """Sort studies into experiments; those of the paper are left out, except beside what an experiment owns."""
+    begun = [study for study in studies if any(run.epochs for run in study.runs)]
+    owners = {study.setting.key: experiment_of(study.setting) for study in begun}
     made = []
-    for name, outcomes in found.items():
-        one = EXPERIMENTS[name]
-        own = {setting.key for setting in one.settings()} if outcomes else set()
+    for name, one in EXPERIMENTS.items():
+        if name not in owners.values():
+            continue
+        own = {setting.key for setting in one.settings()}
+        shown = [s for s in begun if owners[s.setting.key] in ((name, None) if s.setting.key in own else (name,))]
 
         def order(of: Outcome, parts: tuple[str, ...] = one.parts) -> tuple[int, int, int, float]:
             place = parts.index(of.part) if of.part in parts else len(parts)
             return place, KINDS.index(of.kind), of.depth or 0, of.setting.lr
 
-        ordered = sorted(outcomes, key=order)
-        if ordered:
-            main = [of for of in ordered if of.setting.key in own]
-            made.append(BeyondResults(name, main, [of for of in ordered if of not in main]))
+        ordered = sorted((Outcome(study, one.part_of(study.setting)) for study in shown), key=order)
+        main = [of for of in ordered if of.setting.key in own]
+        made.append(BeyondResults(name, main, [of for of in ordered if of not in main]))
     return made
 
 
@@ -179,12 +224,3 @@ def over_runs(values: list[float]) -> Spread | None:
 def mean_of(of: Spread | None) -> float | None:
     """The mean, where there is one."""
     return None if of is None else of.mean
-
-
-def weights_of(setting: Setting) -> int:
-    """Trained weights of a setting's network; no data is read."""
-    if setting.task != "ptb":
-        return weight_count(setting, task_of(setting))
-    with torch.device("meta"):
-        network = TiedWordNetwork(setting, SimpleNamespace(input_size=WORDS, output_size=WORDS))
-    return sum(parameter.numel() for parameter in network.parameters())
