@@ -5,11 +5,11 @@ Importing this module does not import torch, so that the command line can name t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from deepmemory.lab.beyond import depth, long_adding, state_tracking
-from deepmemory.lab.beyond.models import kind_of
+from deepmemory.lab.beyond import cells, depth, long_adding, music, pixels, state_tracking
+from deepmemory.lab.beyond.models import SIZES, kind_of, size_of
 from deepmemory.lab.settings import GROUPS, Setting, check_choice
 
 
@@ -21,11 +21,12 @@ class Experiment:
     runs: int  # of every model that is shown
     search_runs: int  # of every study, from which the best learning rate of a model is chosen
     parts: tuple[str, ...]  # that can be trained alone, such as the sizes of a model
-    settings: Callable[[], list[Setting]]  # of all studies
+    settings: Callable[[], list[Setting]]  # of all studies; those of the paper among them are shown, but not owned
     part_of: Callable[[Setting], str]
     owns: Callable[[Setting], bool]  # whether a recorded study belongs to the experiment, with any change to it
     sample: Callable[[], list[Setting]]  # a few of the studies,
     quick: Callable[[Setting], Setting]  # and how each of them is made small
+    published: Mapping[str, float] = field(default_factory=dict)  # test scores of other papers, by model
 
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -62,6 +63,41 @@ EXPERIMENTS: dict[str, Experiment] = {
         sample=long_adding.sample,
         quick=long_adding.quick,
     ),
+    "pixels": Experiment(
+        title="Pixels: permuted MNIST with more weights",
+        runs=pixels.RUNS,
+        search_runs=pixels.SEARCH_RUNS,
+        parts=tuple(SIZES),
+        settings=pixels.settings,
+        part_of=size_of,
+        owns=pixels.owns,
+        sample=pixels.sample,
+        quick=pixels.quick,
+        published=pixels.PUBLISHED,
+    ),
+    "music": Experiment(
+        title="Music: Nottingham with more weights",
+        runs=music.RUNS,
+        search_runs=music.SEARCH_RUNS,
+        parts=tuple(SIZES),
+        settings=music.settings,
+        part_of=size_of,
+        owns=music.owns,
+        sample=music.sample,
+        quick=music.quick,
+        published=music.PUBLISHED,
+    ),
+    "cells": Experiment(
+        title="GRU and LSTM on the paper's data",
+        runs=cells.RUNS,
+        search_runs=cells.SEARCH_RUNS,
+        parts=tuple(cells.PARTS),
+        settings=cells.settings,
+        part_of=cells.part_of,
+        owns=cells.owns,
+        sample=cells.sample,
+        quick=cells.quick,
+    ),
 }
 OF_TASK: dict[str, tuple[str, Callable[[str, int], Setting]]] = {  # experiment and setting of a kind and depth
     "ptb": ("depth", depth.setting),
@@ -77,7 +113,7 @@ def setting(task: str, kind: str, depth: int = 1, quick: bool = False) -> Settin
 
 
 def experiment_of(setting: Setting) -> str | None:
-    """The experiment that a study belongs to; None for those of the paper."""
+    """The experiment that owns a study; None for those of the paper."""
     return next((name for name, one in EXPERIMENTS.items() if one.owns(setting)), None)
 
 

@@ -23,6 +23,7 @@ STYLES: dict[str, dict[str, Any]] = {
 MARKERS = {1: "o", 2: "s", 3: "^", 5: "D"}  # by depth, of DMUs,
 SHADES = {1: 0.35, 2: 0.55, 3: 0.75}  # and opacity
 MEASURED = "accuracy_8"  # of the figure about state tracking
+PUBLISHED_LINES = ("--", ":")  # of the figures with a dot for each run
 LEM = (10_000, 2.4e-5 / 4)  # length and loss of LEM, with the targets used here
 
 
@@ -109,6 +110,29 @@ def draw_long_adding(results: BeyondResults) -> Any:
     panel.set_xlabel("time steps")
     panel.set_ylabel("test loss")
     put_legend(figure, shown)
+    return figure
+
+
+def draw_scores(results: BeyondResults) -> Any:
+    """Test scores, one panel for each part: a dot for each run, a bar for the mean, a line for what is published."""
+    parts = {part: [one for one in of if one.tested] for part, of in results.by_part().items()}
+    width = 1.6 + 2.6 * len(parts) + 2.4 * bool(results.experiment.published)  # room for a legend
+    figure, panels = new_figure(1, len(parts), width, 4.2)
+    published: dict[str, Any] = {}
+    for panel, (part, outcomes) in zip(panels.flat, parts.items(), strict=True):
+        for place, one in enumerate(outcomes):
+            tests, colour = one.scores["test"], STYLES[one.kind]["color"]
+            panel.plot([place] * len(tests), tests, color=colour, marker="o", markersize=4, linestyle="none", alpha=0.6)
+            middle = statistics.fmean(tests)
+            panel.plot([place - 0.3, place + 0.3], [middle, middle], color=colour, linewidth=2.4)
+        for style, (model, score) in zip(PUBLISHED_LINES, results.experiment.published.items(), strict=False):
+            panel.axhline(score, color="#000000", linewidth=1.2, linestyle=style)
+            published[f"{model}, published"] = legend_line(color="#000000", linestyle=style)
+        panel.set_xticks(range(len(outcomes)), [one.title for one in outcomes], rotation=90)
+        panel.set_title(part, fontsize=11)
+        panel.set_ylabel(f"test {outcomes[0].measure}" if outcomes else "")
+    if published:
+        put_legend(figure, published)
     return figure
 
 

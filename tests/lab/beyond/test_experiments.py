@@ -1,15 +1,18 @@
 """Experiments beyond the paper, as the command carries them out: from settings to the page."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from lab.real_data import TASKS as MADE
 from typer.testing import CliRunner
 
-from deepmemory.lab import beyond, cli
-from deepmemory.lab.beyond import EXPERIMENTS
+from deepmemory.lab import beyond, cli, paper
+from deepmemory.lab.beyond import EXPERIMENTS, cells, music, pixels
+from deepmemory.lab.beyond.models import ENDS, SIZES, weights_of
 from deepmemory.lab.data import Corpus
 from deepmemory.lab.records import Records
 from deepmemory.lab.settings import PAPER_TASKS
@@ -19,16 +22,22 @@ TINY = {
     "depth": ["hidden=4", "epochs=2", "batch=2", "window=5"],
     "state-tracking": ["epochs=2", "steps=2", "batch=4", "min_length=2", "max_length=2", "validation=3", "test=3"],
     "long-adding": ["epochs=2", "steps=2", "batch=2", "validation=3", "test=3"],
+    "pixels": ["epochs=2", "batch=20"],
+    "music": ["epochs=2", "batch=4"],
+    "cells": ["epochs=2", "batch=4"],
 }
+DATA = os.environ.get("DEEPMEMORY_DATA")
 
 
 @pytest.fixture
-def made_text(monkeypatch):
-    """The Penn Treebank is a few made words, and available."""
+def made_data(monkeypatch):
+    """All data is small and made, and available."""
     words = torch.arange(203) % 11
     corpus = Corpus(words, words[:51].clone(), words[:43].clone(), tuple(map(str, range(11))))
 
     def made(setting, data=None):
+        if setting.task in MADE:
+            return MADE[setting.task]()
         return PTB(corpus) if setting.task == "ptb" else task_of(setting, data)
 
     monkeypatch.setattr("deepmemory.lab.training.trainer.task_of", made)
@@ -44,7 +53,10 @@ def test_settings_belong_to_their_experiment(name):
     one = EXPERIMENTS[name]
     settings = one.settings()
     assert len({setting.key for setting in settings}) == len(settings)
-    assert {beyond.experiment_of(setting) for setting in settings} == {name}
+    own = [setting for setting in settings if beyond.experiment_of(setting)]
+    assert {beyond.experiment_of(setting) for setting in own} == {name}
+    of_paper = {setting.key for setting in paper.settings()}
+    assert all((setting in own) != (setting.key in of_paper) for setting in settings)
     assert {one.part_of(setting) for setting in settings} == set(one.parts)
     for setting in one.sample():
         assert setting in settings
@@ -65,6 +77,52 @@ def test_parts_and_kinds_choose_studies(name):
         beyond.selection([name], kinds=["nothing"])
 
 
+@pytest.mark.parametrize("one", [pixels, music])
+@pytest.mark.parametrize("size", SIZES)
+def test_models_of_one_size_have_its_number_of_weights(one, size):
+    for kind, depth in one.MODELS:
+        assert weights_of(one.setting(kind, depth, size)) == pytest.approx(SIZES[size], rel=0.02)
+
+
+@pytest.mark.parametrize("part", cells.PARTS)
+def test_a_gru_and_an_lstm_have_the_weights_of_the_papers_networks(part):
+    like = weights_of(cells.papers(part, "dmu", 2))
+    models = [cells.papers(part, "rhn", 2), *(cells.setting(cell, part) for cell in cells.CELLS)]
+    assert [weights_of(model) for model in models] == pytest.approx([like] * 3, rel=0.02)
+
+
+@pytest.mark.parametrize(("kind", "depth"), pixels.MODELS)
+def test_gradients_over_784_steps_in_bfloat16_are_those_of_float32(kind, depth):
+    network = MADE["pixel-mnist"]().network(pixels.quick(pixels.setting(kind, depth)))
+    x, target = torch.rand(4, 784, 1).where(torch.rand(4, 784, 1) > 0.8, 0), torch.arange(4)
+
+    def gradient(low: bool) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            loss = torch.nn.functional.cross_entropy(network(x), target)
+        return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(network.parameters()))])
+
+    assert torch.cosine_similarity(gradient(True), gradient(False), 0) > 0.99
+
+
+@pytest.mark.missing("data sets", None if DATA else "$DEEPMEMORY_DATA says where they are")
+@pytest.mark.parametrize("data", ["mnist", "nottingham", "ptb", "spanish", "german", "german-2018"])
+def test_weights_are_those_of_the_data(data):
+    of = {"mnist": paper.setting("pixel-mnist", "gru"), "nottingham": paper.setting("polymusic", "gru")}
+    of["ptb"] = paper.setting("natlang", "gru")
+    language, _, release = data.partition("-")
+    made = of.get(data) or replace(paper.setting("translation", "gru"), language=language, release=release or "2020")
+    task = task_of(made, DATA)
+    assert (task.input_size, task.output_size) == ENDS[data]
+
+
+@pytest.mark.parametrize("task", ["polymusic", "natlang", "translation", "pixel-mnist"])
+def test_other_studies_of_the_papers_tasks_stay_on_its_pages(task):
+    for setting in paper.settings([task], paper.KINDS):
+        assert beyond.experiment_of(setting) is None
+        assert beyond.experiment_of(paper.quick(setting)) is None
+        assert beyond.experiment_of(replace(setting, lr=0.5, hidden=(77,))) is None
+
+
 def test_an_unknown_experiment_gets_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["dmu", "beyond", "width"])
     with pytest.raises(SystemExit):
@@ -73,7 +131,7 @@ def test_an_unknown_experiment_gets_one_line(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_from_training_to_its_page(name, made_text, tmp_path):
+def test_an_experiment_from_training_to_its_page(name, made_data, tmp_path):
     changes = [f"--set={change}" for change in TINY[name]]
     result = invoke("beyond", name, "--quick", "--runs", 2, *changes, "--device", "cpu", "--out", tmp_path)
     assert result.exit_code == 0, result.output
@@ -88,7 +146,7 @@ def test_an_experiment_from_training_to_its_page(name, made_text, tmp_path):
     assert not (tmp_path / "report" / "synthetic.md").exists()
 
 
-def test_json_tells_the_studies_of_an_experiment(made_text, tmp_path):
+def test_json_tells_the_studies_of_an_experiment(made_data, tmp_path):
     changes = [f"--set={change}" for change in TINY["depth"]]
     result = invoke("beyond", "depth", "--quick", "--kinds", "gru", *changes, "--json", "--out", tmp_path)
     (told,) = json.loads(result.output.splitlines()[-1])["tasks"]
@@ -97,7 +155,7 @@ def test_json_tells_the_studies_of_an_experiment(made_text, tmp_path):
 
 
 @pytest.mark.parametrize("task", beyond.OF_TASK)
-def test_train_takes_the_tasks_of_experiments(task, made_text, tmp_path):
+def test_train_takes_the_tasks_of_experiments(task, made_data, tmp_path):
     name, _ = beyond.OF_TASK[task]
     changes = [f"--set={change}" for change in TINY[name]]
     result = invoke("train", task, "--cell", "gru", "--quick", *changes, "--device", "cpu", "--out", tmp_path)

@@ -4,15 +4,16 @@ import math
 from dataclasses import replace
 
 import pytest
+from lab.made_studies import made as made_of_paper
 from lab.made_studies import record
 
-from deepmemory.lab.beyond import EXPERIMENTS, depth, long_adding, state_tracking
-from deepmemory.lab.beyond.models import kind_of
-from deepmemory.lab.records import DIVERGED, SPENT, Run, Study
-from deepmemory.lab.report.beyond_figures import STYLES, draw_depth, draw_long_adding, draw_state_tracking
+from deepmemory.lab.beyond import EXPERIMENTS, cells, depth, long_adding, music, pixels, state_tracking
+from deepmemory.lab.beyond.models import kind_of, weights_of
+from deepmemory.lab.records import DIVERGED, SPENT, Records, Run, Study
+from deepmemory.lab.report.beyond_figures import STYLES, draw_depth, draw_long_adding, draw_scores, draw_state_tracking
 from deepmemory.lab.report.render import markdown
 from deepmemory.lab.report.report import make_report
-from deepmemory.lab.report.results.beyond import beyond_results, weights_of
+from deepmemory.lab.report.results.beyond import beyond_results
 from deepmemory.lab.report.sections.beyond import experiment_blocks
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import TASK_CLASSES, series_of
@@ -142,6 +143,91 @@ def test_loss_by_length():
 def test_long_sequences_of_the_paper_leave_its_own_page(tmp_path):
     record(tmp_path, [made(long_adding.setting("mingru"), [{"loss": 1e-3, "accuracy": 0.5}])])
     assert [page.name for page in make_report(tmp_path, "dmu report").pages] == ["beyond"]
+
+
+def scored(setting, tests, valid=None):
+    """A finished study of a task of the paper; the score is that of its table, and the validation's, too."""
+    study = made_of_paper(setting, tests, epochs=3)
+    runs = []
+    for run, test in zip(study.runs, tests, strict=True):
+        curves = dict(run.curves)
+        if valid is not None:
+            curves["valid_loss"] = curves["valid_accuracy"] = (valid,) * 3
+        measures = dict.fromkeys(("loss", *TASK_CLASSES[setting.task].measures), test)
+        runs.append(replace(run, best_epoch=2, test=measures, curves=curves))
+    return replace(study, runs=tuple(runs))
+
+
+def test_the_page_says_where_the_dmu_wins_and_where_it_does_not(tmp_path):
+    studies = [
+        scored(pixels.setting("residual", 3), [0.965, 0.967, 0.968, 0.966, 0.969]),
+        scored(pixels.setting("gru"), [0.955, 0.957, 0.958, 0.956, 0.959]),
+        scored(pixels.setting("dmu", 2, "1m"), [0.95, 0.951]),
+        scored(pixels.setting("lstm", 1, "1m"), [0.97, 0.971]),
+    ]
+    (results,) = beyond_results(studies)
+    assert [one.verdict(5).text for one in results.comparisons()] == ["DMU better", "DMU worse (a hint: 2 runs)"]
+    text = markdown.render(page_of(tmp_path, studies))
+    assert "| 100k | residual DMU, n = 3 | 96.70% ± 0.16 | GRU | 95.70% ± 0.16 |" in text
+    assert "| DMU better | DMU better |" in text  # than the GRU, and than the published number
+    assert "So far there are 4 of 15 studies, at least 2 of 5 runs of each." in text
+
+
+def test_the_best_dmu_is_chosen_on_validation():
+    one = scored(music.setting("dmu", 2), [3.3, 3.4], valid=3.1)
+    two = scored(music.setting("residual", 3), [3.1, 3.2], valid=3.2)
+    (results,) = beyond_results([one, two, scored(music.setting("lstm"), [3.3, 3.5], valid=3.3)])
+    (compared,) = results.comparisons()
+    assert compared.dmu.title == "DMU, n = 2"
+    assert compared.verdict(2).text == "no clear difference"
+    (alone,) = beyond_results([one])
+    assert alone.comparisons() == []
+
+
+def test_scores_of_every_run_and_what_is_published():
+    (results,) = beyond_results([scored(music.setting("gru", 1, size), [3.3, 3.5]) for size in ("100k", "1m")])
+    first, _ = draw_scores(results).axes
+    runs, mean, *published = [line.get_ydata() for line in first.lines]
+    assert list(runs) == [3.3, 3.5]
+    assert list(mean) == pytest.approx([3.4, 3.4])
+    assert [line[0] for line in published] == list(music.PUBLISHED.values())
+
+
+def test_a_page_of_runs_that_have_not_finished(tmp_path):
+    begun = [made_of_paper(setting, [3.3], 2) for setting in (music.setting("gru"), music.setting("dmu", 2))]
+    assert "| 100k | GRU | – | 99," in markdown.render(page_of(tmp_path, begun))  # noqa: RUF001
+    (results,) = beyond_results(begun)
+    assert draw_scores(results).axes
+
+
+def test_the_papers_own_studies_stand_beside_gru_and_lstm_and_on_its_page(tmp_path):
+    ours, theirs = cells.setting("gru", "language"), cells.papers("language", "dmu", 2)
+    alone = make_report(recorded(tmp_path / "alone", [scored(theirs, [110.0, 112.0])]), "dmu report")
+    assert [page.name for page in alone.pages] == ["real"]
+    studies = [scored(theirs, [110.0, 112.0]), scored(ours, [104.0, 104.5])]
+    report = make_report(recorded(tmp_path / "joined", studies), "dmu report")
+    assert [page.name for page in report.pages] == ["real", "beyond"]
+    real, beyond = map(markdown.render, report.pages)
+    assert "GRU" not in real
+    assert "| language | DMU | 2 | 1,715,126 | 0.02 | perplexity | 112.11 ± 1.43 | 111.00 ± 1.41 |" in beyond
+    assert "| language | DMU, n = 2 | 111.00 ± 1.41 | GRU | 104.25 ± 0.35 |" in beyond
+
+
+def recorded(out, studies):
+    """A folder with these studies, finished."""
+    record(out, studies)
+    records = Records(out, write=True)
+    for study in studies:
+        tests = {run.seed: run.test for run in study.runs if run.test}
+        if tests:
+            records.write_end(records.open_study(study.setting, study.series), dict.fromkeys(tests, SPENT), tests)
+    records.close()
+    return out
+
+
+def page_of(out, studies):
+    (page,) = make_report(recorded(out, studies), "dmu report").pages
+    return page
 
 
 def test_every_kind_has_a_style_of_its_own():

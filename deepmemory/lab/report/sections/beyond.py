@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from deepmemory.lab.report import beyond_figures, words
 from deepmemory.lab.report.blocks import Block, Commands, Details, Image, Page, Section, Text
-from deepmemory.lab.report.results.beyond import SOLVED, BeyondResults, Outcome
+from deepmemory.lab.report.results.beyond import SOLVED, BeyondResults, Comparison, Outcome
 from deepmemory.lab.report.results.stats import perplexity
+from deepmemory.lab.report.results.tables import is_better, mean
 from deepmemory.lab.report.sections import shared
-from deepmemory.lab.report.table import Column, Table, number
+from deepmemory.lab.report.table import Column, Mark, Table, number
 from deepmemory.lab.tasks.state_tracking import LONGER
 from deepmemory.lab.training.progress import duration
 
@@ -54,7 +55,41 @@ def experiment_blocks(results: BeyondResults) -> list[Block]:
     lengths = words.listed([str(length) for length in sorted({one.setting.max_length for one in results.shown})])
     image = Image(f"beyond-{results.name}", layout.caption, partial(layout.draw, results))
     text = layout.text.format(lengths=lengths, search_runs=results.experiment.search_runs)
-    return [image, what_was_run(results, text), table(results.name, results.shown)]
+    compared = [compared_table(results)] if layout.compared and results.comparisons() else []
+    return [image, what_was_run(results, text), *compared, table(results.name, results.shown)]
+
+
+def compared_table(results: BeyondResults) -> Table:
+    """Where the DMU wins and where it does not: the best one beside the best other cell, and published numbers."""
+
+    def against(score: float, of: Comparison) -> Mark:
+        better = is_better(mean(of.dmu.score("test")), score, of.dmu.measure)
+        return Mark("DMU better" if better else "DMU worse", better)
+
+    published = results.experiment.published.items()
+    return Table(
+        [
+            Column(LAYOUTS[results.name].part, lambda of: of.dmu.part),
+            Column("best DMU", lambda of: of.dmu.title),
+            number("test", lambda of: score_text("test", of.dmu)),
+            Column("best other", lambda of: of.other.title),
+            number("test", lambda of: score_text("test", of.other)),
+            number("chance", lambda of: words.number(of.chance, ".2g"), brief=False),
+            Column("verdict", lambda of: of.verdict(results.experiment.runs)),
+            *(Column(f"{model}: {score:g}", partial(against, score)) for model, score in published),
+        ],
+        results.comparisons(),
+    )
+
+
+def score_columns(measure: str = "") -> list[Column]:
+    """Scores on validation and test, by the measure of the paper's table."""
+    return [number(words.joined(split, measure, by=" "), partial(score_text, split)) for split in ("valid", "test")]
+
+
+def score_text(split: str, one: Outcome) -> str:
+    """Mean and standard deviation of the scores on a split."""
+    return words.mean_text(one.score(split), ".2%" if one.measure == "accuracy" else one.measure)
 
 
 def table(name: str, outcomes: Sequence[Outcome]) -> Table:
@@ -112,8 +147,13 @@ class Layout(NamedTuple):
     caption: str
     draw: Callable[[BeyondResults], Any]
     columns: Sequence[Column]
+    compared: bool = False  # whether the best DMU stands beside the best other cell
 
 
+COMPARED = (
+    "In the first table stand the DMU and the other cell that were best on validation; “chance” is the p-value of "
+    "Welch's t-test on their test scores, and from 0.05 on there is no clear difference."
+)
 RATE = number("rate", lambda one: f"{one.setting.lr:g}", brief=False)
 LAYOUTS: dict[str, Layout] = {
     "depth": Layout(
@@ -158,5 +198,42 @@ LAYOUTS: dict[str, Layout] = {
             number("test loss, best; mean", lambda one: words.spread_text(one.test(), "small loss")),
             number("within 0.04", lambda one: words.mean_text(one.test("accuracy"), "percent")),
         ],
+    ),
+    "pixels": Layout(
+        "size",
+        "MNIST read pixel by pixel in one fixed random order, with dropout and about 100 thousand or a million weights "
+        "in every model. Scores are accuracies, as mean and standard deviation over the runs, each at the epoch with "
+        "the best validation accuracy. The published number to compare with is LEM's 96.6% (arXiv:2110.04744, 68 "
+        "thousand weights). The smaller models were trained with the same learning rates, {search_runs} runs each; the "
+        "one with the lowest mean validation loss was trained with all runs and is shown. " + COMPARED,
+        "Permuted MNIST: test accuracy of every run, and their mean.",
+        beyond_figures.draw_scores,
+        [RATE, *score_columns("accuracy")],
+        compared=True,
+    ),
+    "music": Layout(
+        "size",
+        "The paper's music, the piano-rolls of Nottingham, with dropout and about 100 thousand or a million weights in "
+        "every model. Scores are losses in nats per frame, summed over the 88 keys, as mean and standard deviation "
+        "over the runs, each at the epoch with the lowest validation loss. Published numbers to compare with are the "
+        "3.07 of TCN and the 3.29 of an LSTM, both with about a million weights (arXiv:1803.01271). Every model was "
+        "trained with the same learning rates, {search_runs} runs each; the one with the lowest mean validation loss "
+        "was trained with all runs and is shown. " + COMPARED,
+        "Nottingham: test loss of every run in nats per frame, and their mean.",
+        beyond_figures.draw_scores,
+        [RATE, *score_columns("loss")],
+        compared=True,
+    ),
+    "cells": Layout(
+        "data",
+        "GRU and LSTM on the paper's music, language and translation. They have as many weights as the paper's DMU at "
+        "n = 2, and its weight decay, schedule and number of epochs; their learning rate is the best of several on "
+        "validation, tried with {search_runs} runs each. DMU and RHN are the paper's own studies with its settings; at "
+        "n = 1 they have fewer weights. The measure is that of the paper's tables: the loss in nats per frame of "
+        "music, else the perplexity as the authors take it, at the epoch that those tables take. " + COMPARED,
+        "The paper's data: test score of every run, and their mean; lower is better.",
+        beyond_figures.draw_scores,
+        [RATE, Column("measure", lambda one: one.measure), *score_columns()],
+        compared=True,
     ),
 }
