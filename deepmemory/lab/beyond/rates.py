@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 
@@ -10,6 +11,18 @@ from deepmemory.lab.beyond.models import kind_of
 from deepmemory.lab.paper import depth_of
 from deepmemory.lab.records import Study
 from deepmemory.lab.settings import Setting
+
+
+def model_of(setting: Setting, part_of: Callable[[Setting], str]) -> tuple[str, str, int]:
+    """What studies at several rates have in common: the part, the kind and the depth of a model."""
+    return part_of(setting), kind_of(setting), depth_of(setting)
+
+
+def to_search(settings: Iterable[Setting], part_of: Callable[[Setting], str]) -> list[Setting]:
+    """The settings of models that have several of them, such as several rates."""
+    found = list(settings)
+    counts = Counter(model_of(setting, part_of) for setting in found)
+    return [setting for setting in found if counts[model_of(setting, part_of)] > 1]
 
 
 def best_studies(studies: Iterable[Study], part_of: Callable[[Setting], str]) -> list[Study]:
@@ -20,8 +33,7 @@ def best_studies(studies: Iterable[Study], part_of: Callable[[Setting], str]) ->
     """
     models: dict[tuple[str, str, int], list[Study]] = {}
     for study in studies:
-        setting = study.setting
-        models.setdefault((part_of(setting), kind_of(setting), depth_of(setting)), []).append(study)
+        models.setdefault(model_of(study.setting, part_of), []).append(study)
     return [min(of_model, key=lambda study: mean_loss(study, common_seeds(of_model))) for of_model in models.values()]
 
 

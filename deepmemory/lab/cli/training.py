@@ -132,6 +132,7 @@ def beyond(
     Resumes where an earlier command stopped, writes the report and prints the results.
     """
     from deepmemory.lab import beyond as further
+    from deepmemory.lab.beyond.rates import to_search
 
     chosen = list(names or EXPERIMENTS)
     selected = further.selection(chosen, split(parts) if parts else None, split(kinds) if kinds else None, quick)
@@ -143,9 +144,11 @@ def beyond(
         # A change may make studies equal, such as those at several rates.
         studies = list(dict.fromkeys(trained[setting] for setting in settings if setting in trained))
         all_runs, few = runs or (1 if quick else EXPERIMENTS[name].runs), EXPERIMENTS[name].search_runs
-        if all_runs > few:  # rates are searched with few runs of all studies, and the best ones get the rest
-            failed += train_groups([(studies, few)], **how)
-            studies = best_of(name, studies, recording.out)
+        searched = to_search(studies, EXPERIMENTS[name].part_of) if all_runs > few else []
+        if searched:  # with few runs of every rate, and the best ones get the rest
+            failed += train_groups([(searched, few)], **how)
+            best = best_of(name, searched, recording.out)
+            studies = [setting for setting in studies if setting in best or setting not in searched]
         groups.append((studies, all_runs))
     train_and_report(groups, chosen, failed=failed, **how)
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from deepmemory.lab.beyond import state_tracking
-from deepmemory.lab.beyond.rates import best_studies
+from deepmemory.lab.beyond.rates import best_studies, to_search
 from deepmemory.lab.records import DIVERGED, SPENT, Run, Study
 
 SLOW, FAST = 0.001, 0.01
@@ -38,3 +38,9 @@ def test_only_seeds_of_all_rates_count():
 
 def test_a_run_that_diverged_counts_against_its_rate():
     assert best_rates(study(GRU, {0: 0.5, 1: 0.7}), study(replace(GRU, lr=FAST), {0: 0.1, 1: None})) == [SLOW]
+
+
+def test_a_model_with_one_rate_needs_no_search():
+    several = [GRU, replace(GRU, lr=FAST)]
+    alone = [replace(GRU, elements="s4"), state_tracking.setting("dmu", 2, group="s3")]
+    assert to_search([*several, *alone], lambda setting: setting.elements) == several
