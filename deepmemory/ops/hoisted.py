@@ -16,7 +16,9 @@ from deepmemory.ops.layout import Source
 from deepmemory.ops.plain import without_padding
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
-BLOCKS = 1024  # of 64 x 64 sums: eight for each multiprocessor of a large GPU, since a block waits for memory
+# Of 64 x 64 sums, at most: eight for each multiprocessor of a large GPU, since a block waits for memory. In half
+# precision the library takes larger ones.
+BLOCKS, BLOCKS_IN_HALF = 1024, 256
 FEWEST_ROWS = 256  # of a piece
 
 
@@ -29,7 +31,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     runs, rows, n = left.shape
     blocks = -(-n // 64) * -(-right.shape[2] // 64)
     together = all(t.stride(0) == rows * t.stride(1) for t in (left, right))
-    pieces = pieces_of(rows, blocks * runs if together else blocks)
+    pieces = pieces_of(rows, blocks * runs if together else blocks, left.dtype)
     if pieces == 1 or (not together and runs >= pieces):
         return torch.bmm(left.mT, right)
     a, b = (t.unflatten(1, (pieces, -1)) for t in (left, right))
@@ -38,10 +40,22 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     return torch.stack([torch.bmm(of_a.mT, of_b).sum(0) for of_a, of_b in zip(a, b, strict=True)])
 
 
-def pieces_of(rows: int, blocks: int) -> int:
+def products_of_equals(left: Tensor, right: Tensor) -> Tensor:
+    """The same for layers of one shape, whose features follow one another: (I, L, N), (I, L, K) to (L, N, K)."""
+    rows, layers, n = left.shape
+    blocks = layers * -(-n // 64) * -(-right.shape[2] // 64)
+    a, b = (t.unflatten(0, (pieces_of(rows, blocks, left.dtype), -1)) for t in (left, right))
+    total, *others = (torch.bmm(of_a.permute(1, 2, 0), of_b.transpose(0, 1)) for of_a, of_b in zip(a, b, strict=True))
+    for other in others:
+        total += other
+    return total
+
+
+def pieces_of(rows: int, blocks: int, dtype: torch.dtype = torch.float32) -> int:
     """Into how many equal parts a sum over so many rows is cut if one part is so many blocks of work."""
     pieces = math.gcd(rows, 64)  # a power of two
-    while pieces > 1 and (pieces * blocks > BLOCKS or rows < pieces * FEWEST_ROWS):
+    most = BLOCKS if dtype.itemsize >= 4 else BLOCKS_IN_HALF
+    while pieces > 1 and (pieces * blocks > most or rows < pieces * FEWEST_ROWS):
         pieces //= 2
     return pieces
 
@@ -129,6 +143,14 @@ def weight_gradients(
     if Source.STATE in sources:
         start, before = _states_before(rec, h0, sequences, y)
     with matmul_like_the_sweep(x):
+        for equal in list(_equals(wanted)) if x.shape[0] == 1 else ():
+            delta, seen = _of_equals(deltas, trace, equal)
+            if rec.cell == "rhn" and sequences.state_mask is not None:
+                seen = seen * sequences.state_mask[0, :, None]
+            together = products_of_equals(delta.flatten(0, 1), seen.flatten(0, 1)).to(weights[1].dtype)
+            for part, rows in zip(equal, together, strict=True):
+                out[part.weight].append(rows[None])
+                wanted.remove(part)
         for part in wanted:
             columns = slice(part.left, part.left + part.lefts)
             delta = deltas[..., columns]  # [R, T, B, rows]
@@ -150,6 +172,29 @@ def weight_gradients(
             out[part.weight].append(rows)
     joined = [torch.cat(rows, 1) if len(rows) > 1 else rows[0] if rows else None for rows in out]
     return [None if g is None else g.to(weight.dtype) for g, weight in zip(joined, weights, strict=True)]
+
+
+def _equals(parts: Sequence[layout.Product]) -> Iterator[list[layout.Product]]:
+    """Products of several layers of one shape that follow one another in deltas and trace."""
+    equal: list[layout.Product] = []
+    for part in (part for part in parts if part.source is Source.TRACE):
+        last = equal[-1] if equal else None
+        follows = last and (part.left, part.right) == (last.left + last.lefts, last.right + last.rights)
+        if last and not (follows and (part.lefts, part.rights) == (last.lefts, last.rights)):
+            if len(equal) > 1:
+                yield equal
+            equal = []
+        equal.append(part)
+    if len(equal) > 1:
+        yield equal
+
+
+def _of_equals(deltas: Tensor, trace: Tensor, equal: Sequence[layout.Product]) -> tuple[Tensor, Tensor]:
+    """The factors of products of equal layers, (T, B, layers, features) each."""
+    first, layers = equal[0], len(equal)
+    delta = deltas[0].narrow(-1, first.left, layers * first.lefts)
+    seen = trace[0].narrow(-1, first.right, layers * first.rights)
+    return delta.unflatten(-1, (layers, first.lefts)), seen.unflatten(-1, (layers, first.rights))
 
 
 def _states_before(rec: Recurrence, h0: Tensor, sequences: Sequences, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,6 +36,7 @@ inline float to_float(Half);
 inline void round_to(Half&, float);
 inline void round_to(BFloat16&, float);
 inline Quad from_ring(const Quad* at);
+inline Quad from_l2(const Quad* at);
 inline void open_arrival(Arrival* arrival) { *arrival = 0; }
 inline void written_for_fetching() {}
 template <int QUADS> void fetch_to_shared(Quad* to, const Quad* from, Arrival* arrival);
@@ -56,6 +57,7 @@ template <int QUADS> void fetch_to_shared(Quad* to, const Quad* from, Arrival* a
     if (self->index % 32 == 0) start_copy(to, from, QUADS * sizeof *to, arrival);
 }
 inline Quad from_ring(const Quad* at) { return *at; }
+inline Quad from_l2(const Quad* at) { return *at; }
 // As PTX's manual places the elements of m16n8k16 (two bytes) and m16n8k8 (four) in the lanes' registers.
 template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input) {
     constexpr int in_word = 4 / sizeof(Input), inputs = 8 * in_word;

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from deepmemory.ops import hoisted
+from deepmemory.ops.layout import delta_features, trace_features
+from deepmemory.ops.recurrence import Recurrence, Sequences
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,43 @@ def test_a_product_in_pieces_is_the_product(runs, rows, gap, batches, monkeypatc
     assert taken == batches
     expected = left.double().mT @ right.double()
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+@pytest.mark.parametrize(
+    ("rec", "shapes", "batches"),
+    [
+        (Recurrence("dmu", "tanh"), [(9, 7)] + [(9, 9)] * 3 + [(14, 9)], [3]),
+        (
+            Recurrence("dmu", "tanh", residual=True),
+            [(8, 6)] + [(8, 8)] * 2 + [(5, 8)] + [(5, 5)] * 2 + [(12, 5)],
+            [2, 2],
+        ),
+        (Recurrence("rhn"), [(12, 6)] * 5, [4]),
+    ],
+    ids=["dmu", "two widths", "rhn"],
+)
+def test_layers_of_one_shape_have_one_product(rec, shapes, batches, masked, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    rows, d = shapes[0]
+    weights = [torch.empty(rows, 3), torch.empty(rows, d), torch.empty(rows)]
+    weights += [tensor for out, into in shapes[1:] for tensor in (torch.empty(out, into), torch.empty(out))]
+
+    def record(features):
+        return torch.randn(512, 2, features, generator=generator, dtype=torch.float64)
+
+    sequences = Sequences(state_mask=torch.rand(2, d, generator=generator).gt(0.5).double() if masked else None)
+    records = record(d), record(trace_features(rec, weights)), record(delta_features(rec, weights))
+    case = rec, record(3), record(d)[0], weights, sequences, *records, [True] * len(weights)
+    taken = []
+
+    def together(left, right, products=hoisted.products_of_equals):
+        taken.append(left.shape[1])
+        return products(left, right)
+
+    monkeypatch.setattr(hoisted, "products_of_equals", together)
+    found = hoisted.weight_gradients(*case)
+    assert taken == batches
+    monkeypatch.setattr(hoisted, "_equals", lambda parts: ())
+    for given, expected in zip(found, hoisted.weight_gradients(*case), strict=True):
+        torch.testing.assert_close(given, expected)

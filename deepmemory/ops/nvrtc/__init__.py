@@ -18,7 +18,7 @@ from torch import Tensor
 from deepmemory.ops import hoisted
 from deepmemory.ops.layout import delta_features, linear_layers, trace_features
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MMA, MOST_WARPS, Plan, Shape, plan
+from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MANY_STEPS, MMA, MOST_WARPS, Plan, Shape, plan
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
@@ -137,11 +137,12 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
         )
     tensor_cores = x.dtype is not torch.float32 or hoisted.tf32_allowed()
     own = sequences.resets is not None, sequences.state_mask is not None
-    key = (rec, x.dtype, weights[1].dtype, tensor_cores, runs, batch, index, own, *[weight.shape for weight in weights])
+    case = rec, x.dtype, weights[1].dtype, tensor_cores, runs, batch, steps == 1, index, own
+    key = (*case, *[weight.shape for weight in weights])
     layer = _layers.get(key)
     if layer is None:
         shape = Shape.of(rec, x.dtype, weights, sequences)
-        layout = _layout(shape, tensor_cores, runs, batch, index)
+        layout = _layout(shape, tensor_cores, runs, batch, steps == 1, index)
         blocks, threads = -(-batch // layout.rows) * layout.cluster, 32 * layout.warps
         features = trace_features(rec, weights), delta_features(rec, weights)
         linear = linear_layers(rec, weights)
@@ -154,10 +155,10 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
     return layer
 
 
-def _layout(shape: Shape, tensor_cores: bool, runs: int, batch: int, index: int) -> Plan:
+def _layout(shape: Shape, tensor_cores: bool, runs: int, batch: int, single: bool, index: int) -> Plan:
     device = _device(index)
     products = (FMA, MMA) if tensor_cores and device.capability >= (8, 0) else (FMA,)
-    return plan(shape, products, runs, batch, *device[1:])
+    return plan(shape, products, runs, batch, *device[1:], 1 if single else MANY_STEPS)
 
 
 @cache

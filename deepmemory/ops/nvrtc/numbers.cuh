@@ -130,6 +130,12 @@ DEVICE void wait_for(const Arrival* arrival, unsigned parity) {
     wait_for_barrier(address_of(arrival), parity);
 #endif
 }
+// Memory that this very block wrote, past the first cache, which has little room beside the shared memory.
+DEVICE Quad from_l2(const Quad* at) {
+    Quad q;
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(q.x), "=f"(q.y), "=f"(q.z), "=f"(q.w) : "l"(at));
+    return q;
+}
 DEVICE Quad from_ring(const Quad* at) {  // volatile, as waiting and fetching are: it stays between them
     Quad q;
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

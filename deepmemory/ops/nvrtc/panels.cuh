@@ -95,10 +95,11 @@ template <bool BACK> constexpr int shared_size() {
 }
 
 // Weights that find no room on the chip come from global memory at every step, always in the same order. Each warp has an
-// endless sequence of slots of its own and fetches it AHEAD slots early, into a ring in shared memory: while blocks wait for
-// one another, weights are on their way.
+// endless sequence of slots of its own. Where AHEAD is not zero it fetches them that many slots early, into a ring in shared
+// memory: while blocks wait for one another, weights are on their way.
 template <bool BACK> struct Stream {
     static constexpr int LENGTH = AHEAD[BACK], QUADS = SLOT[BACK] * 32;  // of a slot
+    static constexpr bool RING = LENGTH > 0;
     Quad* ring;         // [LENGTH, QUADS] of this warp
     Arrival* arrivals;  // [LENGTH]
     Quad* far;          // [slots, QUADS] in global memory
@@ -113,24 +114,31 @@ template <bool BACK> struct Stream {
         far = in_global + warp * (streamed_slots<BACK>() * QUADS);
         for (int k = 0; k < LENGTH; ++k) open_arrival(arrivals + k);
     }
+    DEVICE void advance() { next = next + 1 == slots ? 0 : next + 1; }
     DEVICE void fetch(int to) {
         fetch_to_shared<QUADS>(ring + to * QUADS, far + next * QUADS, arrivals + to);
-        next = next + 1 == slots ? 0 : next + 1;
+        advance();
     }
     DEVICE void start() {
         if (slots == 0) return;
         for (int k = 0; k < LENGTH; ++k) fetch(k);
     }
     DEVICE const Quad* arrived(int k) const {  // slot k from here on
+        if (!RING) return far + (next + k) * QUADS;  // a layer's slots follow one another
         const bool around = slot + k >= LENGTH;
         const int at = around ? slot + k - LENGTH : slot + k;
         wait_for(arrivals + at, (turn + around) & 1);
         return ring + at * QUADS;
     }
+    DEVICE static Quad read(const Quad* at) { return RING ? from_ring(at) : from_l2(at); }
     template <int COUNT> DEVICE void release() {  // what has arrived has been used
-        warp_barrier();
+        if (RING) warp_barrier();
 #pragma unroll
         for (int k = 0; k < COUNT; ++k) {
+            if (!RING) {
+                advance();
+                continue;
+            }
             fetch(slot);
             if (++slot == LENGTH) slot = 0, ++turn;
         }
@@ -375,7 +383,8 @@ template <int STAGE, bool BACK> struct Panel {
             Sums sum(rows, slice, initial);
 #pragma unroll
             for (int q = 0; q < S::kept; ++q) sum.add(kept + (i * S::kept + q) * J, q);
-            const int here = units_on_chip<STAGE, BACK>(layer), lane = thread_index() % S::lanes;
+            const int here = S::streamed ? units_on_chip<STAGE, BACK>(layer) : S::units_per_item;
+            const int lane = thread_index() % S::lanes;
             const Quad* from = shared + (layer * S::units_per_item * S::items + item) * (J * S::lanes) + lane;
             Quad w[J];
 #pragma unroll 4
@@ -386,7 +395,7 @@ template <int STAGE, bool BACK> struct Panel {
             }
             if constexpr (S::streamed > 0) {
                 constexpr int in_slot = units_of_slot<STAGE, BACK>, taken = slots_of_unit<STAGE, BACK>;
-#pragma unroll 1
+#pragma unroll(Stream<BACK>::RING ? 1 : 2)
                 for (int begin = here; begin < S::units_per_item; begin += in_slot) {
                     const Quad* arrived[taken];
 #pragma unroll
@@ -397,7 +406,7 @@ template <int STAGE, bool BACK> struct Panel {
 #pragma unroll
                         for (int j = 0; j < J; ++j) {
                             const int quad = u * S::rows_of_unit * 32 + j * S::lanes;
-                            w[j] = from_ring(arrived[quad / Stream<BACK>::QUADS] + quad % Stream<BACK>::QUADS);
+                            w[j] = stream.read(arrived[quad / Stream<BACK>::QUADS] + quad % Stream<BACK>::QUADS);
                         }
                         sum.add(w, begin + u);
                     }

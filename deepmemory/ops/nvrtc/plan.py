@@ -30,6 +30,8 @@ READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from s
 TILE = 9e-4  # 16 x 8 sums on the tensor cores, over half a unit
 QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and for a unit of the tensor cores
 STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
+LOADED_WEIGHTS = 4e3  # that a block brings to the chip in a microsecond, when a sweep begins
+MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
 BARRIERS = 4  # floats of shared memory
 ROW_FLOATS = 128  # of a row of 32 quads
 RESERVED = 1024  # bytes of shared memory that the system takes of every block
@@ -37,14 +39,15 @@ RESERVED = 1024  # bytes of shared memory that the system takes of every block
 # needs more for the rest. A block of fewer threads has more for each.
 REGISTER_FLOATS = {(FMA, "shallow"): 64, (FMA, "deep"): 32, (MMA, "shallow"): 48, (MMA, "deep"): 0}
 FEW_WARPS, MANY_REGISTER_FLOATS = 8, 128
-WITH_SUMS = 80  # floats of a thread, of many, for weights and sums of exact products together
+WITH_SUMS = 96  # of one of many threads, for weights and sums of exact products together
+ELEMENT = 8  # and what it needs, on the tensor cores, for every further element that it finishes
 FEW_BLOCKS = 3  # of a cluster
 SHALLOW = 2  # linear layers at most
 SMALL, TINY = 4096, 12  # weights of a layer in all, and its widest part
 # Shared memory for weights on their way, where some are streamed: bytes at most, and of the room. Exact products read
-# so much from it that weights which stay there matter more.
-AHEAD_BYTES, AHEAD_SHARE = {FMA: 34_000, MMA: 132_000}, 0.75
-MANY_SLOT_ROWS, FEW_SLOT_ROWS = 4, 2  # of 32 quads, in a slot of a warp: one of few warps, one of many
+# so much from it that they do better without.
+AHEAD_BYTES, AHEAD_SHARE = {FMA: 0, MMA: 132_000}, 0.75
+SLOT_ROWS = 8, 4, 2  # of 32 quads, in a slot of a warp: large ones are fetched faster
 
 
 class Layer(NamedTuple):
@@ -178,11 +181,13 @@ def plan(
     multiprocessors: int,
     shared_limit: int,
     clusters_at_once: Mapping[int, int],
+    steps: int = MANY_STEPS,
 ) -> Plan:
-    """The layout whose steps should take the least time, with as many waves of blocks as it needs.
+    """The layout whose sweeps should take the least time, with as many waves of blocks as it needs.
 
     ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
     """
+    weights = sum(layer.inputs * layer.features * layer.gates for layer in shape.layers())
     best: tuple[float, Plan] | None = None
     for product, cluster in itertools.product(products, (1, *clusters_at_once)):
         for warps in _warps(shape, product, cluster):
@@ -197,7 +202,8 @@ def plan(
                     resident = min(resident, (shared_limit + RESERVED) // (max(layout.shared_bytes) + RESERVED))
                     at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
                     waves = -(-runs * -(-batch // rows) // at_once)
-                    cost = waves * sum(microseconds(shape, layout, backward) for backward in (False, True))
+                    of_steps = steps * sum(microseconds(shape, layout, backward) for backward in (False, True))
+                    cost = waves * (of_steps + 2 * weights / cluster / LOADED_WEIGHTS)
                     if best is None or cost < best[0]:
                         best = cost, layout
     assert best is not None, "one row in one block always fits: weights may be streamed"
@@ -272,7 +278,10 @@ def lay_out(
             biases = zip(spreads, stages, strict=True)
             used += -(-sum(repeat * spread.padded_outputs for spread, (_, repeat) in biases if repeat > 1) // 4) * 4
         shared_memory = used, shared_limit, AHEAD_BYTES[product]
-        floats = _register_floats(shape, product, warps, spreads) if register_floats is None else register_floats
+        floats = register_floats
+        if floats is None:
+            elements = -(-rows * max(_slice(width, cluster, product, size) for width in shape.widths) // (32 * warps))
+            floats = _register_floats(shape, product, warps, spreads, elements)
         sweep = _place(spreads, stages, warps, floats, *shared_memory)
         if sweep.ahead and product == MMA and warps > FEW_WARPS:  # no registers left beside what is streamed
             sweep = _place(spreads, stages, warps, 0, *shared_memory)
@@ -280,14 +289,14 @@ def lay_out(
     return Plan(product, rows, cluster, warps, *sweeps)
 
 
-def _register_floats(shape: Shape, product: str, warps: int, spreads: list[_Spread]) -> int:
-    """Weights that a thread may keep in registers."""
+def _register_floats(shape: Shape, product: str, warps: int, spreads: list[_Spread], elements: int) -> int:
+    """Weights that a thread, which finishes so many elements of a layer, may keep in registers."""
     if product == FMA and warps <= FEW_WARPS:
         return MANY_REGISTER_FLOATS
     floats = REGISTER_FLOATS[product, "shallow" if len(shape.widths) <= SHALLOW else "deep"]
-    if product == MMA:
-        return floats
-    return max(0, min(floats, WITH_SUMS - max(spread.reads * spread.at_once for spread in spreads)))
+    if product == FMA:
+        return max(0, min(floats, WITH_SUMS - max(spread.reads * spread.at_once for spread in spreads)))
+    return max(0, floats - ELEMENT * (elements - 1)) if warps > FEW_WARPS else floats
 
 
 def _place(
@@ -303,14 +312,16 @@ def _place(
 
     Where some find no room, a part of the shared memory is for those that are on their way.
     """
-    room, ahead, ring = shared_limit // 4 - used, 0, 0
-    slot = MANY_SLOT_ROWS if warps <= FEW_WARPS else FEW_SLOT_ROWS
+    room, slot, ahead, ring = shared_limit // 4 - used, SLOT_ROWS[-1], 0, 0
     kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room)
-    if any(streamed):
-        level = warps * (slot * ROW_FLOATS + 2)  # floats of one slot of every warp, with its barrier
+    if any(streamed) and ahead_bytes:
         missing = sum(4 * spread.quads_of_unit * count for spread, count in zip(spreads, streamed, strict=True))
-        wanted = int(min(missing, ahead_bytes / 4, AHEAD_SHARE * room)) // level
-        ahead = max(wanted, *(-(-spread.rows_of_unit // slot) for spread in spreads))
+        wanted = int(min(missing, ahead_bytes / 4, AHEAD_SHARE * room))
+        for slot in SLOT_ROWS[warps > FEW_WARPS :]:
+            level = warps * (slot * ROW_FLOATS + 2)  # floats of one slot of every warp, with its barrier
+            if wanted >= 2 * level:
+                break
+        ahead = max(wanted // level, *(-(-spread.rows_of_unit // slot) for spread in spreads))
         ring = -(-ahead * level // 4) * 4
         kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room - ring)
     slots = 0
@@ -365,6 +376,7 @@ class _Spread:
     quads_of_unit: int  # of weights, for all items
     quads_kept_per_unit: int  # of registers, for each lane
     sums: int  # floats
+    summed: int  # floats, with those of rows that do not exist, which estimates were made with
     reads: int  # of a warp for one unit: four words for each lane, of its rows'
     weight_reads: int  # and of its outputs' weights
     multiplying: float  # microseconds that one unit of an item keeps a multiprocessor busy
@@ -383,7 +395,7 @@ class _Spread:
         """Estimated time of all products of a block, with ``kept`` units in registers."""
         reads = self.units_per_item * (self.reads + self.weight_reads) - kept * self.weight_reads
         busy = self.items * max(reads * READ, self.units_per_item * self.multiplying)
-        return max(busy, self.units_per_item * self.waiting) + 2 * self.sums / 128 * READ
+        return max(busy, self.units_per_item * self.waiting) + 2 * self.summed / 128 * READ
 
 
 def _slice(features: int, cluster: int, product: str, size: int) -> int:
@@ -425,6 +437,7 @@ def _lanes(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
         slices * padded_outputs,
         -(-groups * slices // warps) * per_lane,
         slices * rows * padded_outputs,
+        slices * rows * padded_outputs,
         rows_per_lane,
         per_lane,
         4 * rows_per_lane * per_lane * MULTIPLICATION,
@@ -450,6 +463,7 @@ def _tiles(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
                 groups * slices * 2 * at_once * 32,
                 -(-groups * slices // warps) * 2 * at_once,
                 slices * rows * (16 * groups * at_once + 4),
+                slices * 8 * row_tiles * (16 * groups * at_once + 4),
                 row_tiles,
                 2 * at_once,
                 2 * at_once * row_tiles * TILE * (1 if size == 2 else 2),
