@@ -459,7 +459,7 @@ def test_products_read_x_where_it_lies(engine):
 
 
 def test_large_products_are_left_to_the_library(engine, monkeypatch):
-    monkeypatch.setattr(products, "MOST_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(products, "MOST_MULTIPLICATIONS", (0, 0))
     monkeypatch.setattr(Emulated, "sum_products", None)
     for runs in (None, 2):
         products_of(Recurrence("gru"), WEIGHTS["gru"], [True, True, False, True], engine, runs=runs, lengths=[5, 0, 2])

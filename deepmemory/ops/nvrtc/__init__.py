@@ -292,7 +292,8 @@ def _weight_gradients(
     if needs not in layer.tables:
         layer.tables[needs] = products.table(rec, weights, runs, needs)
     table = layer.tables[needs]
-    if table is None or runs * steps * batch * table.multiplications > products.MOST_MULTIPLICATIONS:
+    most = products.MOST_MULTIPLICATIONS[x.dtype is not torch.float32]
+    if table is None or runs * steps * batch * table.multiplications > most:
         return hoisted.weight_gradients(rec, x, h0, weights, sequences, y, trace, deltas, needs)
     pieces = table.pieces(steps * batch, runs, _device(layer.device).multiprocessors)
     out = x.new_empty(pieces, table.total, dtype=torch.float32)

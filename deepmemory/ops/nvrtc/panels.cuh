@@ -395,7 +395,7 @@ template <int STAGE, bool BACK> struct Panel {
             }
             if constexpr (S::streamed > 0) {
                 constexpr int in_slot = units_of_slot<STAGE, BACK>, taken = slots_of_unit<STAGE, BACK>;
-#pragma unroll(Stream<BACK>::RING ? 1 : 2)
+#pragma unroll(Stream<BACK>::RING ? 1 : 4)
                 for (int begin = here; begin < S::units_per_item; begin += in_slot) {
                     const Quad* arrived[taken];
 #pragma unroll

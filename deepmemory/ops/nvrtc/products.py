@@ -13,7 +13,8 @@ from deepmemory.ops.nvrtc.plan import Shape
 from deepmemory.ops.recurrence import Recurrence
 
 THREADS = 256  # as in ``products.cuh``, like all that follows of tiles
-MOST_MULTIPLICATIONS = 3 * 10**8  # beyond, the library's products are faster, and long enough to hide their launches
+# Beyond, the library's products are faster, and long enough to hide their launches: float32 values, half precision.
+MOST_MULTIPLICATIONS = 10**9, 5 * 10**8
 
 
 class Tile(NamedTuple):
