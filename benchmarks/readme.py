@@ -14,6 +14,7 @@ import gru_study
 import public_programs
 import rates
 
+from deepmemory.lab.bench.speed import PRECISIONS
 from deepmemory.lab.bench.tables import markdown_table, speed_table
 from deepmemory.lab.beyond import depth
 from deepmemory.lab.records import Records
@@ -51,6 +52,7 @@ def tables() -> dict[str, str]:
         "speed": front_table(measured),
         "speed depth": depth_table(measured["H200"]),
         "speed gpu": speed_table(measured["H200"]),
+        "speed behind": behind_table(measured["H200"]),
         "speed cpu": speed_table(measured["CPU"]),
         "paper synthetic": markdown.show(synthetic.summary_table(synthetic_results(studies))),
         "paper real": markdown.show(real.summary_table(real_results(studies))),
@@ -137,6 +139,19 @@ def depth_table(result: dict) -> str:
         shape, times = milliseconds(result, name)
         rows.append([str(len(shape["transition"]) + 1), *(f"{time:.3g}" for time in times.values())])
     return markdown_table(["n", *LAYERS], rows)
+
+
+def behind_table(result: dict) -> str:
+    """How many times as long as the faster of torch's layers a DMU takes, at shapes where it is slower."""
+    rows = []
+    for name in dict.fromkeys(row["shape"]["name"] for row in result["shapes"]):
+        ratios = []
+        for precision in PRECISIONS:
+            own, *others = milliseconds(result, name, precision)[1].values()
+            ratios.append(own / min(others))
+        if max(ratios) > 1:
+            rows.append([f"`{name}`", *(f"**{one:.2f}**" if one > 1 else f"{one:.2f}" for one in ratios)])
+    return markdown_table(["shape", *PRECISIONS], rows)
 
 
 def with_tables(text: str) -> str:
