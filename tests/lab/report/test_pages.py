@@ -28,6 +28,7 @@ KEPT = {
     "docs/reproduction": ["synthetic", "real"],
     "docs/gradients-study": ["gradients"],
     "docs/depth-study": ["beyond"],
+    "docs/state-study": ["beyond"],
 }
 
 
