@@ -14,7 +14,8 @@ WORDS = 10_000  # of the Penn Treebank, which decide what the embedding takes of
 SIZES = {"small": 5_000_000, "large": 23_000_000}  # weights in all
 DEPTHS = (1, 2, 3, 5, 10)
 KINDS = ("residual", "dmu", "rhn", "gru", "lstm")  # a DMU with residual transition, and as in the paper
-MULTIPLE = 8  # widths that tensor cores like
+# Of widths that tensor cores like, and of those that 16 multiprocessors share evenly, if these change few weights.
+MULTIPLE, EVEN_MULTIPLE, FEW_WEIGHTS = 8, 128, 0.01
 RUNS = 3
 
 # All models share these; the rates, the start of the gates and dropout in the transition were searched on validation
@@ -73,11 +74,14 @@ def width_for(kind: str, depth: int, weights: int) -> int:
     """The width, of embedding and state alike, that comes nearest to a number of weights.
 
     >>> width_for("residual", 10, 23_000_000), width_for("rhn", 10, 23_000_000), width_for("lstm", 1, 23_000_000)
-    (1032, 824, 1184)
+    (1024, 824, 1184)
     """
     squares = {"dmu": depth + 2 if depth > 1 else 4, "rhn": 2 * depth + 2, "gru": 6, "lstm": 8}
     of_matrix = squares["dmu" if kind == "residual" else kind]
     exact = (math.sqrt(WORDS**2 + 4 * of_matrix * weights) - WORDS) / (2 * of_matrix)
+    even = round(exact / EVEN_MULTIPLE) * EVEN_MULTIPLE
+    if abs(even * (WORDS + of_matrix * even) - weights) <= FEW_WEIGHTS * weights:
+        return even
     return max(1, round(exact / MULTIPLE)) * MULTIPLE
 
 

@@ -16,7 +16,7 @@ from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.synthetic import FixedFeed, Sequences, SyntheticTask, one_hot, positions
 from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import StepwiseNetwork
-from deepmemory.lab.training.random_streams import TRAINING, below, derive
+from deepmemory.lab.training.random_streams import TEST, TRAINING, below, derive
 
 LONGER = (8, 64)  # times the length in training: what is measured besides it
 STATE = 128  # about as wide are the states of a network, which may take more memory than its inputs
@@ -93,10 +93,13 @@ class StateTracking(SyntheticTask):
         if split == TRAINING:
             return feed
         assert isinstance(feed, FixedFeed)
-        longer = [StateTracking(self.group, self.length * times) for times in LONGER]
-        return SeveralLengths(
-            [feed, *(FixedFeed(task, split, feed.count, batch_size, seeds.device, dtype) for task in longer)]
-        )
+        feeds = [feed]
+        for times in LONGER:
+            task = StateTracking(self.group, self.length * times)
+            # After every epoch as many positions at each longer length; the longest would take most of the time.
+            count = feed.count if split == TEST else max(1, feed.count * LONGER[0] // times)
+            feeds.append(FixedFeed(task, split, count, batch_size, seeds.device, dtype))
+        return SeveralLengths(feeds)
 
     def losses(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy at each step."""
