@@ -130,6 +130,10 @@ template <bool BACK> struct Stream {
         wait_for(arrivals + at, (turn + around) & 1);
         return ring + at * QUADS;
     }
+    DEVICE void finish() const {  // nothing may come to the memory of a block that has ended
+        if (RING && slots)
+            for (int k = 0; k < LENGTH; ++k) arrived(k);
+    }
     DEVICE static Quad read(const Quad* at) { return RING ? from_ring(at) : from_l2(at); }
     template <int COUNT> DEVICE void release() {  // what has arrived has been used
         if (RING) warp_barrier();

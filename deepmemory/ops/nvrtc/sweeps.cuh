@@ -289,6 +289,7 @@ struct Forward : Sweep<false> {
             put(a.h_n + sequence(row) * D + feature, h[e]);
             if (CELL == LSTM) put(a.c_n + sequence(row) * D + feature, c[e]);
         });
+        if constexpr (streams) stream.finish();
     }
 };
 
@@ -524,5 +525,6 @@ struct Backward : Sweep<true> {
             if (a.grad_h0) put(a.grad_h0 + sequence(row) * D + feature, dh[e]);
             if (CELL == LSTM && a.grad_c0) put(a.grad_c0 + sequence(row) * D + feature, dc[e]);
         });
+        if constexpr (streams) stream.finish();
     }
 };
