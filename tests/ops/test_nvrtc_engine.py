@@ -639,6 +639,20 @@ def test_kernels_that_save_nothing_have_no_way_back(monkeypatch):
     assert found == [b"sweep_forward"]
 
 
+def test_only_hopper_and_newer_fetch_weights_ahead():
+    shape = Shape("dmu", "tanh", 1000, (1000,) * 3, torch.bfloat16)
+    for clusters, fetches in ((HOPPER.clusters_at_once, True), ({}, False)):
+        layout = plan(shape, (MMA,), 1, 32, HOPPER.multiprocessors, HOPPER.shared_limit, clusters)
+        for sweep in (layout.forward, layout.backward):
+            assert any(sweep.streamed)
+            assert bool(sweep.ahead) is fetches
+
+
+def test_a_single_step_shares_the_loading_of_weights():
+    case = Shape("dmu", "tanh", 256, (256, 256)), (FMA,), 1, 256, *HOPPER[1:]
+    assert plan(*case, steps=1).cluster > plan(*case).cluster
+
+
 @pytest.mark.parametrize(("depth", "floats"), [(1, 64), (2, 64), (3, 32), (10, 32)])
 def test_a_deep_transition_leaves_registers_to_the_rest(depth, floats):
     case = Shape("dmu", "tanh", 128, (128,) * depth), FMA, 2, 1, 16, HOPPER.shared_limit

@@ -192,7 +192,8 @@ def plan(
     for product, cluster in itertools.product(products, (1, *clusters_at_once)):
         for warps in _warps(shape, product, cluster):
             for rows in (rows for rows in ROWS[product] if rows <= batch or rows == ROWS[product][0]):
-                layout = lay_out(shape, product, rows, cluster, warps, shared_limit)
+                # Without clusters no engine copies to shared memory either: a ring would be filled by hand.
+                layout = lay_out(shape, product, rows, cluster, warps, shared_limit, ring=bool(clusters_at_once))
                 streams = any((*layout.forward.streamed, *layout.backward.streamed))
                 if streams and product == FMA and warps <= FEW_WARPS:
                     continue  # few warps do not hide how far the memory is
@@ -258,8 +259,12 @@ def lay_out(
     warps: int,
     shared_limit: int,
     register_floats: int | None = None,
+    ring: bool = True,
 ) -> Plan:
-    """Put weights into registers, then shared memory, then leave the rest in global memory."""
+    """Put weights into registers, then shared memory, then leave the rest in global memory.
+
+    With ``ring``, the tensor cores' weights come from there by way of a ring in shared memory.
+    """
     size = input_bytes(shape, product)
     sweeps = []
     for backward in (False, True):
@@ -277,13 +282,13 @@ def lay_out(
         if not backward:
             biases = zip(spreads, stages, strict=True)
             used += -(-sum(repeat * spread.padded_outputs for spread, (_, repeat) in biases if repeat > 1) // 4) * 4
-        shared_memory = used, shared_limit, AHEAD_BYTES[product]
+        shared_memory = used, shared_limit, AHEAD_BYTES[product] if ring else 0
         floats = register_floats
         if floats is None:
             elements = -(-rows * max(_slice(width, cluster, product, size) for width in shape.widths) // (32 * warps))
             floats = _register_floats(shape, product, warps, spreads, elements)
         sweep = _place(spreads, stages, warps, floats, *shared_memory)
-        if sweep.ahead and product == MMA and warps > FEW_WARPS:  # no registers left beside what is streamed
+        if any(sweep.streamed) and product == MMA and warps > FEW_WARPS:  # no registers are left
             sweep = _place(spreads, stages, warps, 0, *shared_memory)
         sweeps.append(sweep)
     return Plan(product, rows, cluster, warps, *sweeps)
