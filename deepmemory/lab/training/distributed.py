@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import platform
@@ -51,10 +52,17 @@ def is_first_process() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
+def leave() -> None:
+    """Close the connections to the other processes: threads that still wait on them can abort a process that ends."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 def launch(fabric: Fabric) -> None:
     """Start the other processes, or join those that are running, and learn their names."""
     try:
         fabric.launch()
+        atexit.register(leave)
         process_names(fabric)
     except RuntimeError as error:
         raise ProcessLost(
