@@ -45,10 +45,8 @@ def products_of_equals(left: Tensor, right: Tensor) -> Tensor:
     rows, layers, n = left.shape
     blocks = layers * -(-n // 64) * -(-right.shape[2] // 64)
     a, b = (t.unflatten(0, (pieces_of(rows, blocks, left.dtype), -1)) for t in (left, right))
-    total, *others = (torch.bmm(of_a.permute(1, 2, 0), of_b.transpose(0, 1)) for of_a, of_b in zip(a, b, strict=True))
-    for other in others:
-        total += other
-    return total
+    parts = [torch.bmm(of_a.permute(1, 2, 0), of_b.transpose(0, 1)) for of_a, of_b in zip(a, b, strict=True)]
+    return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]  # at once: half precision rounds every sum
 
 
 def pieces_of(rows: int, blocks: int, dtype: torch.dtype = torch.float32) -> int:

@@ -73,3 +73,11 @@ def test_layers_of_one_shape_have_one_product(rec, shapes, batches, masked, monk
     monkeypatch.setattr(hoisted, "_equals", lambda parts: ())
     for given, expected in zip(found, hoisted.weight_gradients(*case), strict=True):
         torch.testing.assert_close(given, expected)
+
+
+def test_products_of_equals_round_once_in_half_precision():
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(16384, 2, 64, generator=generator).bfloat16() for _ in range(2))
+    expected = torch.einsum("iln,ilk->lnk", left.double(), right.double())
+    error = (hoisted.products_of_equals(left, right).double() - expected).norm() / expected.norm()
+    assert error < 0.003
