@@ -284,6 +284,15 @@ def test_resets_cut_sequences(case, engine):
     compare(rec, d, hidden, layout=small(2, 1, REGISTERS), engine=engine, resets=RESETS, lengths=[4, 2, 3])
 
 
+@pytest.mark.parametrize(("cluster", "product", "dtype"), [(1, FMA, torch.float32), (2, MMA, torch.bfloat16)])
+def test_a_reset_makes_an_end_of_nan(cluster, product, dtype, engine):
+    """Also where a narrow layer follows a wider one, whose inputs stay behind its own."""
+    resets = [[int(sequence == 0 and 1 <= step <= 3) for sequence in range(3)] for step in range(6)]
+    options = {"steps": 6, "nan_at": (2, 0, 0), "resets": resets, "dtype": dtype}
+    layout = small(4, cluster, SHARED, product=product)
+    compare(Recurrence("dmu", "tanh"), 5, [9, 9], layout=layout, engine=engine, **options)
+
+
 # Smooth activations: half precision moves units across the kink of a leaky ReLU.
 @pytest.mark.parametrize("case", ["dmu-n4-residual-tanh-no-bias", "rhn-3-reverse", "gru", "lstm-reverse"])
 def test_all_of_it_on_the_tensor_cores(case, engine):

@@ -44,6 +44,19 @@ template <bool BACK> constexpr int row_stride() {  // in inputs
     return (bytes % 128 ? bytes : bytes + 64) / int(sizeof(Input));  // neighbours begin in different halves of the banks
 }
 template <bool BACK> constexpr int buffer_floats() { return ROWS * row_stride<BACK>() * int(sizeof(Input)) / 4; }
+// Columns behind a product's INPUTS that it reads too, and where a layer with more inputs may have left something: zero
+// weights do not hide NaN.
+template <bool BACK, int STAGE> constexpr int inputs_sent() {
+    return BACK ? Product<STAGE, BACK>::in : all_slices(inputs(STAGE));
+}
+template <bool BACK, int INPUTS, int STAGE = 0> constexpr int stale_columns(int most_sent = 0, int read = 0) {
+    if constexpr (STAGE == STAGES) return most_sent > INPUTS ? larger(0, read - INPUTS) : 0;
+    else {
+        constexpr int sent = inputs_sent<BACK, STAGE>();
+        return stale_columns<BACK, INPUTS, STAGE + 1>(
+            larger(most_sent, sent), sent == INPUTS ? larger(read, Spread<STAGE, BACK>::padded_inputs) : read);
+    }
+}
 template <bool BACK, int STAGE = 0> constexpr int sums_size() {
     if constexpr (STAGE == STAGES) return 0;
     else return larger(Spread<STAGE, BACK>::sums, sums_size<BACK, STAGE + 1>());

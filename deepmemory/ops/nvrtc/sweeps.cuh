@@ -115,8 +115,12 @@ template <bool BACK> struct Sweep {
     // Waits for all inputs of the next product. A block sends again only after it has received, so that a buffer that is
     // written to has been read by everybody: two of them suffice.
     template <int INPUTS> DEVICE void all_sent() {
-        if (CLUSTER == 1) block_barrier();
-        else receive(ROWS * INPUTS * int(sizeof(Input)), exchange);
+        constexpr int stale = RESETS ? stale_columns<BACK, INPUTS>() : 0;  // a reset makes an end of NaN
+        if constexpr (stale > 0)
+            for (int i = thread_index(); i < ROWS * stale; i += THREADS)
+                round_to(buffer(exchange)[i / stale * row_stride<BACK>() + INPUTS + i % stale], 0.f);
+        if (CLUSTER > 1) receive(ROWS * INPUTS * int(sizeof(Input)), exchange);
+        if (CLUSTER == 1 || stale) block_barrier();
         ++exchange;
     }
     template <int STAGE> DEVICE void multiply(int k) {  // with layer k of a stage
