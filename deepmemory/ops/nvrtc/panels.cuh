@@ -149,15 +149,16 @@ template <bool BACK> struct Stream {
     }
     DEVICE static Quad read(const Quad* at) { return RING ? from_ring(at) : from_l2(at); }
     template <int COUNT> DEVICE void release() {  // what has arrived has been used
-        if (RING) warp_barrier();
+        if constexpr (RING) {
+            warp_barrier();
 #pragma unroll
-        for (int k = 0; k < COUNT; ++k) {
-            if (!RING) {
-                advance();
-                continue;
+            for (int k = 0; k < COUNT; ++k) {
+                fetch(slot);
+                if (++slot == LENGTH) slot = 0, ++turn;
             }
-            fetch(slot);
-            if (++slot == LENGTH) slot = 0, ++turn;
+        } else {
+#pragma unroll
+            for (int k = 0; k < COUNT; ++k) advance();
         }
     }
 };

@@ -37,7 +37,7 @@ template <bool BACK> struct Sweep {
         if constexpr (streams) {
             stream.place(pool, a.streamed + (int64(run) * CLUSTER + rank) * streamed_quads<BACK>());
             stream.slots = int(panels.fill_stream(a, run, rank, stream.far) - stream.far) / Stream<BACK>::QUADS;
-            written_for_fetching();
+            if (Stream<BACK>::RING) written_for_fetching();
         }
         if (CLUSTER == 1) {
             block_barrier();
