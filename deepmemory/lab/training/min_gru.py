@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+CHUNK = 16  # steps; a scan is about 2 * CHUNK small operations at each of log(T) / log(CHUNK) levels
+
 
 class MinGRU(nn.Module):
     """Stacked layers of h_t = k_t * h_(t-1) + (1 - k_t) * c_t, with k_t = sigmoid(W_k x_t + b_k), c_t = W_c x_t + b_c.
@@ -44,7 +46,7 @@ class MinGRU(nn.Module):
             if state is not None:
                 before = state[place].view_as(added[:, 0])
                 added = torch.cat((added[:, :1] + keep[:, :1] * before[:, None], added[:, 1:]), 1)
-            x = Scan.apply(keep, added)
+            x = Scan.apply(keep[:, 1:], added)
             states.append(last(x, lengths)[None])
         return x, torch.cat(states) if len(set(self.hidden)) == 1 else tuple(states)
 
@@ -57,26 +59,38 @@ def last(y: Tensor, lengths: Tensor | None) -> Tensor:
     return y.gather(1, index.expand(-1, 1, y.shape[2]))[:, 0]
 
 
-def scan(keep: Tensor, added: Tensor) -> Tensor:
-    """h_t = keep_t * h_(t-1) + added_t from zero along dimension 1, in log(T) steps; keep in [0, 1] cannot overflow."""
-    span = 1
-    while span < added.shape[1]:
-        head, tail = added[:, :span], added[:, span:] + keep[:, span:] * added[:, :-span]
-        keep = torch.cat((keep[:, :span], keep[:, span:] * keep[:, :-span]), 1)
-        added = torch.cat((head, tail), 1)
-        span *= 2
-    return added
+def scan_(keep: Tensor, states: Tensor) -> None:
+    """Add keep_t * states_(t-1) to states_t along dimension 1, in place; keep has no value for the first step.
+
+    Time is cut into chunks. What each chunk carries into the first step of the next is computed step by step for all
+    chunks at the same time, those first steps are scanned in the same way, and every chunk continues from its own.
+    A few passes over memory for any T; keep in [0, 1] cannot overflow.
+    """
+    chunks = keep.shape[1] // CHUNK  # those that are followed by another one
+    if chunks:
+        factors = keep[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
+        carried = states[:, 1::CHUNK][:, :chunks]
+        for step in range(1, CHUNK):
+            carried = torch.addcmul(states[:, step + 1 :: CHUNK][:, :chunks], factors[:, :, step], carried)
+        first = states[:, ::CHUNK]
+        first[:, 1:] = carried
+        scan_(factors.prod(2), first)
+    for step in range(min(CHUNK - 1, keep.shape[1])):
+        states[:, step + 1 :: CHUNK].addcmul_(keep[:, step::CHUNK], states[:, step:-1:CHUNK])
 
 
 class Scan(torch.autograd.Function):
-    """:func:`scan` whose backward pass is a scan too: it keeps two tensors, not two for each doubling."""
+    """h_t = keep_t * h_(t-1) + added_t along dimension 1, where keep has no value for the first step.
 
-    generate_vmap_rule = True
+    The backward pass is a scan too, so that no more than two tensors are kept for it.
+    """
 
     @staticmethod
     def forward(keep: Tensor, added: Tensor) -> Tensor:
         """Compute all states."""
-        return scan(keep, added) if added.shape[1] > 1 else added.clone()  # never what was given itself
+        states = added.clone()
+        scan_(keep, states)
+        return states
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -87,7 +101,16 @@ class Scan(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient of h_t is its own and keep_(t+1) times that of h_(t+1)."""
         keep, states = ctx.saved_tensors
-        following = torch.cat((keep[:, 1:], torch.zeros_like(keep[:, :1])), 1)
-        of_states = scan(following.flip(1), grad.flip(1)).flip(1)
-        before = torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), 1)
-        return of_states * before, of_states
+        of_states = Scan.apply(keep.flip(1), grad.flip(1)).flip(1)
+        return of_states[:, 1:] * states[:, :-1], of_states
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, int | None], *tensors: Tensor) -> tuple[Tensor, int]:
+        """Runs side by side are sequences of one batch: torch has no batching rule for ``addcmul_``."""
+        runs = info.batch_size
+        stacked = [
+            tensor.expand(runs, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(tensors, in_dims, strict=True)
+        ]
+        states = Scan.apply(*(tensor.flatten(0, 1) for tensor in stacked))
+        return states.unflatten(0, (runs, -1)), 0

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.training.min_gru import MinGRU, Scan
+from deepmemory.lab.training.min_gru import CHUNK, MinGRU, Scan
+
+LENGTHS = [1, 2, 7, CHUNK, CHUNK + 1, 2 * CHUNK + 3, CHUNK**2, CHUNK**2 + CHUNK + 2]
 
 
 def by_definition(network, x, state=None):
@@ -23,7 +25,7 @@ def by_definition(network, x, state=None):
     return x, finals
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 64, 65])
+@pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("resumed", [False, True])
 def test_it_equals_its_definition(length, resumed):
     torch.manual_seed(0)
@@ -41,16 +43,49 @@ def test_it_equals_its_definition(length, resumed):
         torch.testing.assert_close(grad, expected)
 
 
-def test_gradients_of_the_scan():
-    keep = torch.rand(2, 9, 3, dtype=torch.float64, requires_grad=True)
-    added = torch.randn(2, 9, 3, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("length", [1, 9, CHUNK + 2])
+def test_gradients_of_the_scan(length):
+    keep = torch.rand(2, length - 1, 2, dtype=torch.float64, requires_grad=True)
+    added = torch.randn(2, length, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(Scan.apply, (keep, added))
+    assert torch.autograd.gradgradcheck(Scan.apply, (keep, added))
 
 
-def test_runs_side_by_side_have_their_own_gradients():
+@pytest.mark.parametrize("least", [0.0, 0.99])
+def test_a_scan_of_float32_is_as_exact_as_a_loop(least):
+    """Also with gates near 1, whose states are sums over hundreds of steps."""
+    torch.manual_seed(0)
+    keep, added = least + (1 - least) * torch.rand(2, 1000, 8), torch.randn(2, 1000, 8)
+
+    def loop(keep, added):
+        states = [added[:, 0]]
+        for step in range(1, added.shape[1]):
+            states.append(keep[:, step] * states[-1] + added[:, step])
+        return torch.stack(states, 1)
+
+    exact = loop(keep.double(), added.double())
+    error, of_loop = ((y - exact).square().mean().sqrt() for y in (Scan.apply(keep[:, 1:], added), loop(keep, added)))
+    assert error <= 1.1 * of_loop
+
+
+def test_a_scan_never_gives_back_what_it_was_given():
+    added = torch.randn(2, 1, 3)
+    states = Scan.apply(torch.rand(2, 0, 3), added)
+    assert torch.equal(states, added)
+    assert states.data_ptr() != added.data_ptr()
+
+
+def test_runs_side_by_side_may_share_what_is_added():
+    keep, added = torch.rand(3, 2, 5, 4), torch.randn(2, 6, 4)
+    states = torch.vmap(Scan.apply, in_dims=(0, None))(keep, added)
+    torch.testing.assert_close(states, torch.stack([Scan.apply(of_run, added) for of_run in keep]))
+
+
+@pytest.mark.parametrize("length", [6, 2 * CHUNK + 3])
+def test_runs_side_by_side_have_their_own_gradients(length):
     networks = [MinGRU(3, (4, 4)).double() for _ in range(3)]
     stacked, _ = torch.func.stack_module_state(networks)
-    x = torch.randn(3, 2, 6, 3, dtype=torch.float64)
+    x = torch.randn(3, 2, length, 3, dtype=torch.float64)
 
     def output(weights, x):
         return torch.func.functional_call(networks[0], weights, (x,))[0]
