@@ -29,11 +29,11 @@ from typing import Any
 
 import torch
 
-from deepmemory.lab.records import Run
+from deepmemory.lab.records import Records, Run
 from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.training.loop import Epoch
 from deepmemory.lab.training.progress import Display
-from deepmemory.lab.training.studies import Tracker, Watch, run_studies
+from deepmemory.lab.training.studies import Tracker, Watch, finish_study, run_studies
 
 CONTROL = "nvidia-cuda-mps-control"
 STOPPING = 10.0  # seconds a worker gets to close the records
@@ -59,7 +59,8 @@ def run_concurrently(
 ) -> list[str]:
     """Train as :func:`deepmemory.lab.training.studies.run_studies` does, ``at_once`` settings at a time.
 
-    Returns a line for each study that failed; a failure does not stop the others.
+    A study that is recorded to its end starts no process. Returns a line for each study that failed; a failure does not
+    stop the others.
     """
     display.plan(settings, seeds, at_once)
     on_gpu = machine.device.startswith("cuda") or (machine.device == "auto" and torch.cuda.is_available())
@@ -67,13 +68,15 @@ def run_concurrently(
         machine = replace(machine, threads=max(1, (os.cpu_count() or 1) // at_once))
     context = get_context("spawn")  # a process that has used CUDA cannot be forked
     running = context.Value("i", 0)
-    waiting, workers, failed = list(settings), dict[Connection, tuple[Setting, Any]](), list[str]()
+    with Records(out, write=True) as records:  # closed before the workers open it
+        waiting = [setting for setting in settings if not finish_study(records, setting, seeds, display)]
+    workers, failed = dict[Connection, tuple[Setting, Any]](), list[str]()
 
     def give_up(setting: Setting, why: str) -> None:  # said at once too: the other studies may take hours
         failed.append(f"{setting.task} {setting.cell}: {why}")
         display.say(f"failed: {failed[-1]}")
 
-    with shared_gpu(display.say) if on_gpu else nullcontext():
+    with shared_gpu(display.say) if on_gpu and waiting else nullcontext():
         try:
             while waiting or workers:
                 while len(workers) < at_once:

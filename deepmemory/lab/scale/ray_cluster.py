@@ -35,8 +35,8 @@ from deepmemory.lab.training.studies import (
     CheckpointSchedule,
     Tracker,
     finish_recorded,
-    is_done,
     recorded_runs,
+    unfinished,
     usable_checkpoints,
 )
 from deepmemory.lab.training.trainer import make_trainer
@@ -194,7 +194,7 @@ def divide(
     say: Callable[[str], None],
 ) -> list[Job]:
     """Divide a study into groups: those with a checkpoint resume as they are, new seeds are divided evenly."""
-    missing = [seed for seed in seeds if seed not in known or not is_done(known[seed], setting)]
+    missing = unfinished(known, setting, seeds)
     folder, jobs = records.checkpoint_folder(setting), []
     for path, _, info in usable_checkpoints(records, setting, known, missing):
         jobs.append(Job(setting, info["seeds"], path, resume=True, epoch=info["epoch"], saved=info["epoch"]))

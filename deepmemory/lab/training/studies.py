@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from deepmemory.lab.records import (
     SPENT,
     Records,
     Run,
+    Study,
     load_checkpoint,
     measures_in,
     save_checkpoint,
@@ -98,7 +99,7 @@ def run_study(records: Records, setting: Setting, seeds: Sequence[int], machine:
     number = records.open_study(setting, trainer.series)
     known = {run.seed: run for run in recorded_runs(records, setting)}
     display.begin(setting, list(known.values()))
-    missing = [seed for seed in seeds if seed not in known or not is_done(known[seed], setting)]
+    missing = unfinished(known, setting, seeds)
     if missing:
         session = records.open_session(str(trainer.fabric.device), machine.engine)
         study = ActiveStudy(trainer, callbacks, records, number, session)
@@ -117,6 +118,23 @@ def run_study(records: Records, setting: Setting, seeds: Sequence[int], machine:
             train_group(study, group, path)
     send_group(trainer, None)
     display.end(setting, recorded_runs(records, setting))
+
+
+def finish_study(records: Records, setting: Setting, seeds: Sequence[int], display: Display) -> bool:
+    """Finish a study as :func:`run_study` does, from the records alone; false if runs are left to train or to test."""
+    study = records.study(setting.key)
+    if study is None:
+        return False
+    missing = unfinished({run.seed: run for run in study.runs}, setting, seeds)
+    if missing and len(recorded_ends(study, setting, missing)) == len(missing):
+        with records.lock(setting, display.say):
+            missing = finish_recorded(records, setting, missing, display.say)
+    if missing:
+        return False
+    records.open_study(setting, study.series)
+    display.begin(setting, study.runs)
+    display.end(setting, recorded_runs(records, setting))
+    return True
 
 
 def train_group(study: ActiveStudy, group: Group, path: Path) -> None:
@@ -184,6 +202,11 @@ def recorded_runs(records: Records, setting: Setting) -> list[Run]:
     return list(study.runs) if study else []
 
 
+def unfinished(known: Mapping[int, Run], setting: Setting, seeds: Sequence[int]) -> list[int]:
+    """The seeds that are not recorded to their end; ``known`` are the recorded runs."""
+    return [seed for seed in seeds if seed not in known or not is_done(known[seed], setting)]
+
+
 def is_done(run: Run, setting: Setting) -> bool:
     """Whether there is nothing left to train or to test."""
     if run.state == RUNNING or (run.state == SPENT and run.epochs < setting.epochs):
@@ -207,21 +230,27 @@ def usable_checkpoints(
 
 
 def finish_recorded(records: Records, setting: Setting, seeds: Sequence[int], say: Callable[[str], None]) -> list[int]:
-    """End runs that lost their weights after their last epoch, if every epoch was tested; returns the other seeds."""
+    """End runs that need no weights for it; returns the other seeds."""
     study = records.study(setting.key)
-    if study is None or "test_loss" not in study.series:
-        return list(seeds)
-    states, tests = dict[int, str](), dict[int, dict[str, float]]()
-    for run in study.runs:
+    ends = recorded_ends(study, setting, seeds) if study else {}
+    if study and ends:
+        states = {seed: state for seed, (state, _) in ends.items()}
+        tests = {seed: test for seed, (_, test) in ends.items()}
+        records.write_end(records.open_study(setting, study.series), states, tests)
+        say(f"{setting.task} {setting.cell}: seeds {sorted(ends)} finished from the records")
+    return [seed for seed in seeds if seed not in ends]
+
+
+def recorded_ends(study: Study, setting: Setting, seeds: Sequence[int]) -> dict[int, tuple[str, dict[str, float]]]:
+    """State and test by seed of runs with all their epochs, if every epoch was tested: the best one is the test."""
+    ends = {}
+    for run in study.runs if "test_loss" in study.series else ():
         ended = run.state in (REACHED, DIVERGED) or run.epochs >= setting.epochs
         if run.seed in seeds and ended and run.best_epoch and run.best_epoch <= run.epochs:
-            states[run.seed] = SPENT if run.state == RUNNING else run.state
             best = run.at_epoch(run.best_epoch)
-            tests[run.seed] = {name: best[f"test_{name}"] for name in measures_in(study.series)}
-    if tests:
-        records.write_end(records.open_study(setting, study.series), states, tests)
-        say(f"{setting.task} {setting.cell}: no checkpoint for seeds {sorted(tests)}; finished from the records")
-    return [seed for seed in seeds if seed not in tests]
+            test = {name: best[f"test_{name}"] for name in measures_in(study.series)}
+            ends[run.seed] = (SPENT if run.state == RUNNING else run.state, test)
+    return ends
 
 
 def fitting_threads(group: Group) -> int:

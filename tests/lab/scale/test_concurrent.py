@@ -13,10 +13,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from lab.made_studies import made, record
 from lab.stories import told
 
-from deepmemory.lab import __main__, cli
-from deepmemory.lab.records import Records
+from deepmemory.lab import __main__, cli, paper
+from deepmemory.lab.records import RUNNING, SPENT, Records
 from deepmemory.lab.scale import concurrent
 from deepmemory.lab.scale.concurrent import LOGS, PIPES, run_concurrently, shared_gpu, take_next
 from deepmemory.lab.settings import Machine, Setting
@@ -75,6 +76,59 @@ def test_three_studies_two_at_a_time_record_what_one_after_another_would(tmp_pat
     assert sorted(display.ended) == [("dmu", 2), ("gru", 2)]
     assert display.epochs == 2 * DMU.epochs
     assert sorted(tracked) == [(cell, number) for cell in ("dmu", "gru") for number in (1, 2, 3)]
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """The cells for whose studies a process is started."""
+    context, started = multiprocessing.get_context("spawn"), []
+    original = context.Process
+
+    def process(**how):
+        started.append(how["args"][0].cell)
+        return original(**how)
+
+    monkeypatch.setattr(context, "Process", process)
+    return started
+
+
+def test_only_what_is_missing_starts_a_process(tmp_path, processes):
+    run([DMU], tmp_path)
+    run_studies([GRU], SEEDS[:1], tmp_path, CPU, Recorder())
+    assert processes == ["dmu"]
+    display = Recorder()
+    assert run([DMU, GRU], tmp_path, display=display) == []
+    assert processes == ["dmu", "gru"]
+    assert display.ended == [("dmu", 2), ("gru", 2)]
+    before, display = told(tmp_path), Recorder()
+    assert run([DMU, GRU], tmp_path, display=display) == []
+    assert processes == ["dmu", "gru"]
+    assert display.ended == [("dmu", 2), ("gru", 2)]
+    assert all(study.finished for study in display.studies.values())
+    assert told(tmp_path) == before
+    run([replace(DMU, epochs=4), GRU], tmp_path)
+    assert processes == ["dmu", "gru", "dmu"]
+
+
+@pytest.mark.parametrize("epochs", [None, 3])
+def test_runs_that_only_lack_their_end_start_no_process(epochs, tmp_path, processes):
+    setting = paper.setting("pixel-mnist", "dmu")
+    record(tmp_path, [made(setting, [0.98] * 2, state=RUNNING, epochs=epochs)])
+    display = Recorder()
+    failed = run([setting], tmp_path, replace(CPU, data=str(tmp_path / "nothing")), display)
+    if epochs:
+        assert processes == ["dmu"]
+        assert len(failed) == 1  # for want of data
+    else:
+        assert processes == failed == []
+        assert display.ended == [("dmu", 2)]
+        assert {run.state for run in Records(tmp_path).studies()[0].runs} == {SPENT}
+
+
+def test_without_studies_to_train_a_gpu_is_left_alone(tmp_path, service):
+    run_studies([DMU], SEEDS, tmp_path, CPU, Recorder())
+    assert run([DMU], tmp_path, replace(CPU, device="cuda")) == []
+    assert not service.exists()
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

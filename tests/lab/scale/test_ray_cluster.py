@@ -204,7 +204,7 @@ def test_runs_whose_last_epoch_is_recorded_are_not_handed_out(tmp_path):
         return [job.seeds for job in divide(records, of, range(3), known, 9, said.append)]
 
     assert seeds_to_train(setting) == [[2]]
-    assert "seeds [0, 1]; finished from the records" in said[0]
+    assert "seeds [0, 1] finished from the records" in said[0]
     assert {run.state for run in recorded_runs(records, setting)} == {SPENT}
     assert seeds_to_train(replace(setting, lr=0.5)) == [[0, 1, 2]]
     records.close()

@@ -98,7 +98,7 @@ def test_a_run_needs_no_weights_to_end_where_every_epoch_is_tested(tmp_path, mon
     capsys.readouterr()
     monkeypatch.setattr(loop, "train", None)
     assert carry_out(tmp_path / "a", setting) == whole
-    assert "no checkpoint for seeds [0, 1, 2]; finished from the records" in capsys.readouterr().out
+    assert "seeds [0, 1, 2] finished from the records" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("made_data")
