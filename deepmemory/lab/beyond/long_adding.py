@@ -16,7 +16,7 @@ from typing import Any
 from deepmemory.lab.beyond.models import MODELS, keeping, nearest, of_width
 from deepmemory.lab.settings import Setting
 
-RUNS = 5
+RUNS = 3
 LENGTHS = (1000, 5000, 10_000)
 LONG = LENGTHS[0]  # from which on a study belongs to this experiment; the paper's sequences have about 100 steps
 WEIGHTS = 33_700  # of every network: a DMU of 128 units with one linear layer, and its output
@@ -25,12 +25,13 @@ USUAL_RATE = 0.003  # of every model at the other lengths, where a search would 
 TRAINING: dict[str, Any] = {
     "batch": 50,
     "steps": 100,
-    "epochs": 25,
-    "cosine": 25,
+    "epochs": 20,
+    "cosine": 20,
     "clip": 1.0,
     "validation": 100,
     "test": 250,
 }
+STEPS = TRAINING["steps"] * TRAINING["epochs"]  # of the optimiser
 
 
 @cache

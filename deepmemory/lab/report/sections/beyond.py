@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from deepmemory.lab.beyond import long_adding
 from deepmemory.lab.report import beyond_figures, words
 from deepmemory.lab.report.blocks import Block, Commands, Details, Image, Page, Section, Text
 from deepmemory.lab.report.results.beyond import SOLVED, BeyondResults, Comparison, Outcome
@@ -187,7 +188,8 @@ LAYOUTS: dict[str, Layout] = {
         "The Adding problem of the paper at lengths of thousands of steps; every cell begins with gates that keep the "
         "state for about as long. Always giving the mean has a loss of about 0.04. Losses of targets that are the sum "
         "itself, as in other papers, are four times those here: the 2.4e-5 of LEM at 10,000 steps (arXiv:2110.04744, "
-        "128 units, 30,000 optimiser steps of 50 sequences) would be 6e-6. Here a run has 2,500 steps of 50 sequences. "
+        "128 units, 30,000 optimiser steps of 50 sequences) would be 6e-6. Here a run has "
+        f"{long_adding.STEPS:,} steps of {long_adding.TRAINING['batch']} sequences. "
         "At the shortest length every model was trained with the same learning rates, and the one with the lowest mean "
         "validation loss is shown; at the other lengths all models have one rate.",
         "Long memory: test loss of the Adding problem by length, mean and range of the runs.",
