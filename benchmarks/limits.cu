@@ -33,7 +33,8 @@ DEVICE void report(Count* errors, unsigned found) {
 }
 
 // What a layer does between its two exchanges, with numbers that are zero: dependent multiplications, partial sums through
-// shared memory and a barrier, and the activation. `one` and `zero` come from the host, so that nothing is left out.
+// shared memory and a barrier, and the activation. `one` and `zero` come from the host, so that nothing is left out. A warp
+// that has nothing to send may be a round late in reading `sums`, where it finds the same number.
 template <bool GATE> DEVICE float work(float input, float* sums, int neighbour, float one, float zero) {
     float sum = input;
 #pragma unroll

@@ -203,8 +203,8 @@ class Kernels:
             end.record()
             end.synchronize()
             times.append(1e3 * begin.elapsed_time(end))
-        if found := int(self.errors.item()):
-            raise RuntimeError(f"{found} wrong or lost messages")
+            if found := int(self.errors.item()):
+                raise RuntimeError(f"{found} wrong or lost messages")
         return median(times[1:])
 
 
@@ -511,5 +511,5 @@ def main(out: Path, seconds: float) -> None:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--out", type=Path, default=RESULTS)
-    options.add_argument("--seconds", type=float, default=18.0, help="after which nothing more is measured")
+    options.add_argument("--seconds", type=float, default=16.0, help="after which nothing more is measured")
     main(**vars(options.parse_args()))
