@@ -11,6 +11,7 @@ from pathlib import Path
 
 import authors_code
 import gru_study
+import limits
 import public_programs
 import rates
 
@@ -48,11 +49,14 @@ def tables() -> dict[str, str]:
     studies = records.studies()
     records.close()
     beside, swapped = gru_study.recorded(), json.loads(rates.RESULTS.read_text())
+    chip = json.loads(limits.RESULTS.read_text()) if limits.RESULTS.exists() else None
     return {
         "speed": front_table(measured),
         "speed depth": depth_table(measured["H200"]),
         "speed gpu": speed_table(measured["H200"]),
         "speed behind": behind_table(measured["H200"]),
+        "limits chip": markdown_table(["limit", "measured"], limits.chip_rows(chip["rows"])) if chip else "",
+        "limits floor": floor_table(measured["H200"], chip) if chip else "",
         "speed cpu": speed_table(measured["CPU"]),
         "paper synthetic": markdown.show(synthetic.summary_table(synthetic_results(studies))),
         "paper real": markdown.show(real.summary_table(real_results(studies))),
@@ -152,6 +156,20 @@ def behind_table(result: dict) -> str:
         if max(ratios) > 1:
             rows.append([f"`{name}`", *(f"**{one:.2f}**" if one > 1 else f"{one:.2f}" for one in ratios)])
     return markdown_table(["shape", *PRECISIONS], rows)
+
+
+def floor_table(result: dict, chip: dict) -> str:
+    """Milliseconds of a DMU and of torch's layers, the least that a DMU could take, and what most of that is for."""
+    rows = []
+    for one, parts in limits.floors(chip):
+        own, *others = milliseconds(result, one["shape"], one["precision"])[1].values()
+        cells = [f"`{one['shape']}`", one["precision"], f"{own:.3g}", f"{min(others):.3g}"]
+        if parts:
+            floor = parts.pop("floor")
+            cells += [f"{floor:.3g}", f"{own / floor:.1f}", limits.PARTS[max(parts, key=lambda name: parts[name])]]
+        rows.append(cells if parts else [*cells, *["–"] * 3])  # noqa: RUF001
+    header = ["shape", "precision", "`dm.DMU`", "GRU or LSTM", "floor", "`dm.DMU` / floor", "largest part of the floor"]
+    return markdown_table(header, rows)
 
 
 def with_tables(text: str) -> str:
