@@ -25,7 +25,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 
@@ -76,7 +77,8 @@ def run_concurrently(
         failed.append(f"{setting.task} {setting.cell}: {why}")
         display.say(f"failed: {failed[-1]}")
 
-    with shared_gpu(display.say) if on_gpu and waiting else nullcontext():
+    sharing = shared_gpu(display.say) if on_gpu and waiting else nullcontext()
+    with handled(signal.SIGTERM, interrupt_once), sharing:  # timeout and schedulers send it
         try:
             while waiting or workers:
                 while len(workers) < at_once:
@@ -87,7 +89,7 @@ def run_concurrently(
                     here, there = context.Pipe(duplex=False)
                     work = (next_setting, seeds, out, machine, watch, there, running)
                     process = context.Process(target=train_one, args=work, daemon=True)
-                    with ignored_interrupts():
+                    with handled(signal.SIGINT, signal.SIG_IGN):  # which a terminal sends to all processes
                         process.start()
                     there.close()  # only the worker's copy is left, which closes when the worker ends
                     workers[here] = next_setting, process
@@ -110,7 +112,7 @@ def run_concurrently(
                     if call == "epoch" and track is not None:
                         track(setting, arguments[1])
         finally:
-            for _, process in workers.values():  # some are left after Ctrl-C
+            for _, process in workers.values():  # some are left after Ctrl-C or SIGTERM
                 process.terminate()
             for _, process in workers.values():
                 process.join(STOPPING)
@@ -165,17 +167,17 @@ def train_one(
 ) -> None:
     """Train one study in a process of its own; ``running`` counts those that share the device."""
     relay = Relay(connection)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by the process that started this one
     try:
-        run_studies(
-            [setting],
-            seeds,
-            out=out,
-            machine=machine,
-            display=relay,
-            watch=watch,
-            sharers=lambda: max(1, running.value),
-        )
+        with handled(signal.SIGTERM, interrupt_once):  # sent by the process that started this one
+            run_studies(
+                [setting],
+                seeds,
+                out=out,
+                machine=machine,
+                display=relay,
+                watch=watch,
+                sharers=lambda: max(1, running.value),
+            )
     except KeyboardInterrupt:
         pass  # the process that started this one says so
     except Exception as error:
@@ -186,13 +188,19 @@ def train_one(
 
 
 @contextmanager
-def ignored_interrupts() -> Iterator[None]:
-    """Let processes started meanwhile ignore Ctrl-C, which a terminal sends to all of them."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def handled(number: signal.Signals, handler: Callable[..., Any] | signal.Handlers) -> Iterator[None]:
+    """Handle a signal in another way for a while; a process started meanwhile inherits that it is ignored."""
+    before = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+def interrupt_once(number: int, _frame: FrameType | None) -> NoReturn:
+    """Handle a signal like Ctrl-C; from then on it is ignored, so that the process can end in good order."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @contextmanager

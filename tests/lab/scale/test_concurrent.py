@@ -253,8 +253,9 @@ def test_without_the_service_studies_take_turns_and_say_so(monkeypatch, tmp_path
     assert concurrent.CONTROL in said[0]
 
 
-def test_stopped_by_hand_every_process_ends_in_good_order(tmp_path):
-    """Ctrl-C in a terminal reaches all of them, and impatient people press it twice."""
+@pytest.mark.parametrize("how_stopped", [signal.SIGINT, signal.SIGTERM], ids=["by hand", "by timeout"])
+def test_stopped_every_process_ends_in_good_order(tmp_path, how_stopped):
+    """Ctrl-C in a terminal reaches all of them, and impatient people press it twice; so does the program timeout."""
     command = [sys.executable, "-m", "deepmemory.lab", "paper", "adding", "--cells", "dmu,gru", "--at-once", "2"]
     command += ["--runs", "1", "--epochs", "99999", "--set=steps=2", "--set=batch=4", "--set=validation=8", "--json"]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
@@ -263,11 +264,13 @@ def test_stopped_by_hand_every_process_ends_in_good_order(tmp_path):
         while len(seen) < 2:
             seen.add(json.loads(process.stdout.readline())["cell"])
         for _ in range(2):
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, how_stopped)
             time.sleep(0.01)  # two signals at the same moment would be one
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "every finished epoch is saved" in errors
+    said = errors.split("\n\n") if how_stopped == signal.SIGINT else [errors]  # Ctrl-C twice asks for patience
+    assert len(said[-1].strip().splitlines()) == 1, errors
     assert "Traceback" not in errors
     assert [path.name for path in tmp_path.glob("records*")] == ["records.sqlite"]
     assert len(told(tmp_path)) == 2
