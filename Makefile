@@ -101,6 +101,7 @@ report: venv
 	$(VENV)/bin/dmu report --out docs/gradients-study --to docs/gradients-study
 	$(VENV)/bin/dmu report --out docs/depth-study --to docs/depth-study
 	$(VENV)/bin/dmu report --out docs/state-study --to docs/state-study
+	$(VENV)/bin/dmu report --out docs/adding-study --to docs/adding-study
 
 docs: venv
 	$(VENV)/bin/python -m sphinx -W docs build/docs

@@ -6,6 +6,7 @@ A table stands between two marks, ``<!-- its name -->`` and ``<!-- end -->``.
 import json
 import math
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -20,15 +21,24 @@ from deepmemory.lab.bench.tables import markdown_table, speed_table
 from deepmemory.lab.beyond import depth
 from deepmemory.lab.records import Records
 from deepmemory.lab.report.render import markdown
-from deepmemory.lab.report.results.beyond import beyond_results
+from deepmemory.lab.report.results.beyond import BeyondResults, Outcome, beyond_results
 from deepmemory.lab.report.results.stats import perplexity
 from deepmemory.lab.report.results.synthetic import synthetic_results
 from deepmemory.lab.report.results.tables import real_results
 from deepmemory.lab.report.sections import real, synthetic
 from deepmemory.lab.report.words import mean_text
+from deepmemory.lab.tasks import state_tracking
 
 ROOT = Path(__file__).parent.parent
-PAGES = ("README.md", "docs/depth-and-rate.md", "docs/engines.md", "docs/faq.md", "docs/paper.md", "docs/why-dmu.md")
+PAGES = (
+    "README.md",
+    "docs/beyond.md",
+    "docs/depth-and-rate.md",
+    "docs/engines.md",
+    "docs/faq.md",
+    "docs/paper.md",
+    "docs/why-dmu.md",
+)
 RESULTS = {"CPU": "cpu.json", "H200": "h200.json"}
 LAYERS = {"`dm.DMU`": "dm.DMU", "`nn.GRU`": "nn.GRU, equal weights", "`nn.LSTM`": "nn.LSTM, equal weights"}
 FRONT = {  # shapes in the README's table, those where a GRU is faster at the end
@@ -66,6 +76,10 @@ def tables() -> dict[str, str]:
         "rate ranges": gru_study.range_table(beside),
         "depth perplexity": perplexity_by_depth(),
         "depth rates": rates_by_depth(),
+        "state tracking": by_part(
+            "state-study", "runs of 51", lambda one: str(one.solved(f"accuracy_{max(state_tracking.LONGER)}"))
+        ),
+        "long adding": by_part("adding-study", "test loss by length", lambda one: mean_text(one.test(), "small loss")),
         "swap rates": rates.rate_table(swapped),
         "swap advice": rates.advice_table(swapped),
         "swap starts": rates.start_table(swapped),
@@ -73,14 +87,29 @@ def tables() -> dict[str, str]:
     }
 
 
-def perplexity_by_depth() -> str:
-    """Test perplexity of the depth experiment at its small size: one row for each kind of model."""
-    records = Records(ROOT / "docs" / "depth-study")
+def recorded(folder: str) -> BeyondResults:
+    """The results of an experiment beyond the paper, from its records among the docs."""
+    records = Records(ROOT / "docs" / folder)
     (results,) = beyond_results(records.studies())
     records.close()
+    return results
+
+
+def by_part(folder: str, first: str, cell: Callable[[Outcome], str]) -> str:
+    """An experiment's shown studies: one row for each model, one column for each part."""
+    results = recorded(folder)
+    found = {(one.title, one.part): cell(one) for one in results.shown}
+    parts = list(results.by_part())
+    titles = dict.fromkeys(title for title, _ in found)
+    rows = [[title, *(found.get((title, part), "–") for part in parts)] for title in titles]  # noqa: RUF001
+    return markdown_table([first, *parts], rows)
+
+
+def perplexity_by_depth() -> str:
+    """Test perplexity of the depth experiment at its small size: one row for each kind of model."""
     found = {
         (one.kind, one.depth or 1): mean_text(one.test(scale=perplexity), "perplexity")
-        for one in results.outcomes
+        for one in recorded("depth-study").outcomes
         if one.part == "small"
     }
     for shared in (1, 2):  # with no layer to add, a residual DMU is a plain one

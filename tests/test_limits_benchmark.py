@@ -125,3 +125,30 @@ def test_kept_floors_are_below_what_was_measured(limits):
         assert not [row for row in kept["rows"] if "failed" in row]
         for one, parts in limits.floors(kept):
             assert parts["floor"] < readme.milliseconds(measured, one["shape"], one["precision"])[1]["`dm.DMU`"]
+
+
+def test_what_the_page_says_of_the_limits_in_words(limits):
+    readme = importlib.import_module("readme")
+    measured = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
+    kept = json.loads(limits.RESULTS.read_text())
+    page = (ROOT / "docs" / "engines.md").read_text()
+
+    def times(one):
+        own, *others = readme.milliseconds(measured, one["shape"], one["precision"])[1].values()
+        return own, min(others)
+
+    cases = [(one["shape"], one["precision"], parts, *times(one)) for one, parts in limits.floors(kept)]
+    for shape, precision, parts, own, best in cases:
+        if shape in ("ptb-1", "ptb-2", "odd", "deep-30"):
+            assert 2.5 < own / parts["floor"] < 4.5  # "a third"
+        elif shape == "rl-step":
+            assert 4.5 <= round(own / parts["floor"], 1) < 5.5  # "a fifth"
+        elif shape == "ptb-10":
+            assert parts["exchanges"] > 0.5 * own  # "more than half"
+        elif shape == "deep-wide" and precision != "float32":
+            assert parts["weights"] > best  # "longer than the whole GRU"
+    ((us, count, least),) = re.findall(r"([\d.]+) microseconds for ([\d,]+) bytes.* of 16 bytes takes (\d\.\d)", page)
+    rows = dict(limits.chip_rows(kept["rows"]))
+    layer = "layer in clusters of 16 blocks, without its products, {} bytes to each block"
+    assert float(rows[layer.format(count.replace(",", ""))].split()[0]) == float(us)
+    assert round(float(rows[layer.format(16)].split()[0]) / 1000, 1) == float(least)

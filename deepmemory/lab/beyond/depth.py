@@ -19,7 +19,7 @@ MULTIPLE, EVEN_MULTIPLE, FEW_WEIGHTS = 8, 128, 0.01
 RUNS = 3
 
 # All models share these; the rates, the start of the gates and dropout in the transition were searched on validation
-# with the small size (docs/depth-study/search.json).
+# with the small size, and the rates of the large one with a residual DMU of five layers (docs/depth-study/search.json).
 TRAINING: dict[str, Any] = {
     "batch": 64,
     "window": 70,
@@ -35,16 +35,17 @@ TRAINING: dict[str, Any] = {
 }
 OF_SIZE: dict[str, dict[str, Any]] = {
     "small": {"input_dropout": 0.4, "output_dropout": 0.5, "epochs": 22},
-    "large": {"input_dropout": 0.65, "output_dropout": 0.65, "epochs": 60, "lr": 0.001, "embedding_rate": 0.003},
+    "large": {"input_dropout": 0.65, "output_dropout": 0.65, "epochs": 60, "lr": 0.002, "embedding_rate": 0.005},
 }
 OF_KIND: dict[str, dict[str, Any]] = {
     "residual": {"memory_bias": 0.0, "module_rate": "same"},
     "dmu": {"memory_bias": 0.0, "module_rate": "same"},
     "rhn": {"transform_bias": -2.0},
     "gru": {},
-    "lstm": {"forget_bias": 0.0, "embedding_rate": 0.02},
+    "lstm": {"forget_bias": 0.0},
 }
 RATES = {("residual", 10): 0.5, ("dmu", 3): 0.5, ("dmu", 5): 0.5, ("dmu", 10): 0.25, ("gru", 1): 2.0}  # relative to lr
+EMBEDDING_RATES = {"lstm": 2.0}  # relative to embedding_rate
 
 
 def setting(kind: str, depth: int = 1, size: str = "large") -> Setting:
@@ -61,7 +62,8 @@ def setting(kind: str, depth: int = 1, size: str = "large") -> Setting:
     if cell == "rhn":
         own |= {"depth": depth}
     made = Setting("ptb", cell, (width,), **TRAINING | own)
-    return replace(made, cosine=made.epochs, lr=made.lr * RATES.get((kind, depth), 1.0))
+    lr = made.lr * RATES.get((kind, depth), 1.0)
+    return replace(made, cosine=made.epochs, lr=lr, embedding_rate=made.embedding_rate * EMBEDDING_RATES.get(kind, 1.0))
 
 
 def settings(size: str = "large", kinds: Iterable[str] = KINDS, depths: Iterable[int] = DEPTHS) -> list[Setting]:

@@ -29,6 +29,7 @@ KEPT = {
     "docs/gradients-study": ["gradients"],
     "docs/depth-study": ["beyond"],
     "docs/state-study": ["beyond"],
+    "docs/adding-study": ["beyond"],
 }
 
 
