@@ -26,7 +26,7 @@ inline unsigned bits_of(float x) { return same_bits<unsigned>(x); }
 inline float float_of(unsigned bits) { return same_bits<float>(bits); }
 inline void open_exchange() {}
 inline void receive(int, int) { cluster_barrier(); }
-inline float round_to_tf32(float x) { return float_of((bits_of(x) + 0x1000) & ~0x1fffu); }
+inline float round_to_tf32(float x) { return x != x ? x : float_of((bits_of(x) + 0x1000) & ~0x1fffu); }
 
 struct Half;
 struct Quad;
@@ -43,6 +43,9 @@ template <int QUADS> void fetch_to_shared(Quad* to, const Quad* from, Arrival* a
 template <int, class Input> void send_to_all(Input* target, Input value, bool there, int) {
     if (there) store_in_all_blocks(target, &value, sizeof value);
 }
+template <class Input> void send_to_team(Input* target, Input value, bool there);
+void store_for_team(Words* to, const Words& w);
+void load_if(bool wanted, Words& w, const Words* from);
 template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input);
 
 #include "numbers.cuh"
@@ -58,6 +61,26 @@ template <int QUADS> void fetch_to_shared(Quad* to, const Quad* from, Arrival* a
 }
 inline Quad from_ring(const Quad* at) { return *at; }
 inline Quad from_l2(const Quad* at) { return *at; }
+template <class Input> void send_to_team(Input* target, Input value, bool there) {
+    constexpr int together = 16 / sizeof(Input);
+    const int lane = self->index % 32, place = lane % together;
+    std::memcpy(reinterpret_cast<char*>(self->a[lane - place]) + place * sizeof value, &value, sizeof value);
+    warp_barrier();
+    unsigned words[4];
+    std::memcpy(words, self->a[lane], sizeof words);
+    warp_barrier();
+    for (unsigned& word : words) word = word == POISON ? POISON - 1 : word;
+    if (there && place == 0) store_for_team(reinterpret_cast<Words*>(target), {words[0], words[1], words[2], words[3]});
+}
+inline void store_for_team(Words* to, const Words& w) {
+    store_in_global(&to->x, w.x), store_in_global(&to->y, w.y), store_in_global(&to->z, w.z), store_in_global(&to->w, w.w);
+}
+inline void load_if(bool wanted, Words& w, const Words* from) {
+    if (!wanted) return;
+    pause_at_times();
+    w = *from;
+    if (has_poison(w)) let_others_run();
+}
 // As PTX's manual places the elements of m16n8k16 (two bytes) and m16n8k8 (four) in the lanes' registers.
 template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input) {
     constexpr int in_word = 4 / sizeof(Input), inputs = 8 * in_word;
@@ -101,6 +124,9 @@ extern "C" void sum_products(const Products* p, int blocks, int runs) {
 }
 extern "C" int shared_bytes(int back) { return 4 * (back ? shared_size<true>() : shared_size<false>()); }
 extern "C" int quads_in_global(int back) { return back ? streamed_quads<true>() : streamed_quads<false>(); }
+extern "C" int quads_exchanged(int back) {
+    return TEAM_BUFFERS * (back ? team_buffer_words<true>() : team_buffer_words<false>());
+}
 extern "C" int arguments_bytes() { return sizeof(Arguments); }
 extern "C" int products_bytes() { return sizeof(Products); }
 extern "C" int products_shared_bytes() { return 4 * PRODUCTS_SHARED; }

@@ -15,7 +15,7 @@ Thread* self;
 
 namespace {
 ucontext_t scheduler;
-bool moved;  // a thread reached a barrier or its end since the threads last had a turn each
+bool moved;  // something happened that a thread may wait for, since the threads last had a turn each
 
 struct Coroutine;
 Coroutine& current();
@@ -35,6 +35,27 @@ struct Copy {
     int size;
 };
 std::map<Arrival*, Copy> copies;  // on their way
+
+struct Store {
+    unsigned* to;
+    unsigned word;
+    Thread* by;
+    bool held;  // until its thread's next fence
+};
+std::vector<Store> stores;  // to global memory, on their way
+constexpr unsigned POISON = 0xffffffffu;
+unsigned random_bits = 1;
+unsigned draw() { return (random_bits = random_bits * 1664525u + 1013904223u) >> 8; }
+
+// Makes those visible that `now` is true of.
+template <class Which> void let_arrive(Which now) {
+    std::vector<Store> left;
+    for (const Store& store : stores) {
+        if (now(store)) *store.to = store.word;
+        else left.push_back(store);
+    }
+    stores.swap(left);
+}
 
 struct Coroutine : Thread {
     int rank;
@@ -74,19 +95,23 @@ void run_cluster(std::vector<Coroutine>& threads) {
         makecontext(&thread.context, [] { kernel_of_all(arguments_of_all), current().done = moved = true; }, 0);
         turns.push_back(&thread);
     }
-    for (unsigned random = 1; !turns.empty();) {
+    while (!turns.empty()) {
         moved = false;
         std::vector<Coroutine*> left;
         for (size_t k = turns.size(); k--;) {
-            random = random * 1664525u + 1013904223u;
-            std::swap(turns[k], turns[(random >> 8) % (k + 1)]);
+            std::swap(turns[k], turns[draw() % (k + 1)]);
             self = turns[k];
             swapcontext(&scheduler, &turns[k]->context);
             if (!turns[k]->done) left.push_back(turns[k]);
         }
-        if (!moved) std::fputs("emulated_gpu.cpp: threads wait at a barrier that others never reach\n", stderr), std::abort();
+        let_arrive([](const Store& store) {
+            moved |= !store.held;
+            return !store.held && draw() >> 22 == 0;
+        });
+        if (!moved) std::fputs("emulated_gpu.cpp: threads wait for something that others never do\n", stderr), std::abort();
         turns.swap(left);
     }
+    stores.clear();
 }
 }  // namespace
 
@@ -111,6 +136,15 @@ void wait_for(Arrival* arrival, unsigned parity) {  // an Arrival counts how oft
     }
 }
 
+void store_in_global(unsigned* to, unsigned word) { stores.push_back({to, word, self, word == POISON && draw() >> 23}); }
+void gpu_fence() {
+    let_arrive([](const Store& store) { return store.by == self; });
+}
+void let_others_run() { swapcontext(&current().context, &scheduler); }
+void pause_at_times() {
+    for (int turns = draw() % 64 ? 0 : 40; turns; --turns) moved = true, let_others_run();
+}
+
 unsigned in_lanes(bool flag) {
     Warp& warp = *current().warp;
     warp.flag[self->index % 32] = flag;
@@ -128,7 +162,7 @@ void store_in_all_blocks(void* target, const void* value, int size) {
 
 void emulate(int cluster_size, int width_of_block, int blocks, int runs, int shared_floats, void (*kernel)(const void*),
              const void* arguments) {
-    kernel_of_all = kernel, arguments_of_all = arguments;
+    kernel_of_all = kernel, arguments_of_all = arguments, random_bits = 1;
     for (int y = 0; y < runs; ++y)
         for (int first = 0; first < blocks; first += cluster_size) {
             // Fresh shared memory holds anything: NaN shows what is read before it was written.

@@ -16,6 +16,12 @@ unsigned in_lanes(bool flag);
 typedef unsigned long long Arrival;
 void start_copy(void* to, const void* from, int size, Arrival* arrival);
 void wait_for(Arrival* arrival, unsigned parity);
+// Stores to global memory that other blocks see later, in any order, word by word; half of those of POISON not before a
+// fence of the thread that stored it.
+void store_in_global(unsigned* to, unsigned word);
+void gpu_fence();
+void let_others_run();
+void pause_at_times();  // for longer than others need for the next exchange
 // Copies a value to the same place in the shared memory of every block of the cluster.
 void store_in_all_blocks(void* target, const void* value, int size);
 void emulate(int cluster_size, int width_of_block, int blocks, int runs, int shared_floats, void (*kernel)(const void*),

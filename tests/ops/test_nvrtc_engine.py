@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepmemory.ops import engines, hoisted, nvrtc, plain
 from deepmemory.ops.layout import delta_features, trace_features
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, plan
+from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, plan, teams
 from deepmemory.ops.recurrence import Recurrence, Sequences, resets_of_sweep
 
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
@@ -70,6 +70,7 @@ class Emulated:
         assert self.library.shared_bytes(int(backward)) == self.layout.shared_bytes[backward]
         sweep = self.layout.backward if backward else self.layout.forward
         assert self.library.quads_in_global(int(backward)) == sweep.streamed_quads
+        assert self.library.quads_exchanged(int(backward)) == sweep.exchanged_quads
         assert self.library.arguments_bytes() == 8 * len(arguments)
         run = self.library.sweep_backward if backward else self.library.sweep_forward
         run(ctypes.c_void_p(arguments.buffer_info()[0]), blocks, runs)
@@ -202,16 +203,17 @@ def places_of(layout: Plan) -> list[int]:
     return [sum(sum(getattr(sweep, name)) for sweep in (layout.forward, layout.backward)) for name in PLACES]
 
 
-def small(rows, cluster, place, warps=1, product=FMA):
+def small(rows, cluster, place, warps=1, product=FMA, team=False):
     """A layout that puts all weights in one place, or some in each (MIXED)."""
 
     def layout_of(shape: Shape) -> Plan:
         registers = {REGISTERS: 10**6, MIXED: 4 if product == FMA else 32}.get(place, 0)
         case = shape, product, rows, cluster, warps
-        layout = lay_out(*case, 0 if place == GLOBAL else 10**9, registers)
+        layout = lay_out(*case, 0 if place == GLOBAL else 10**9, registers, team=team)
         if place == MIXED:
             limits = range(max(layout.shared_bytes), 0, -512)
-            layout = next(mixed for limit in limits if all(places_of(mixed := lay_out(*case, limit, registers))))
+            tried = (lay_out(*case, limit, registers, team=team) for limit in limits)
+            layout = next(mixed for mixed in tried if all(places_of(mixed)))
         places = places_of(layout)
         if place == REGISTERS:  # layers that share their code have none of their own
             assert places[place]
@@ -284,12 +286,15 @@ def test_resets_cut_sequences(case, engine):
     compare(rec, d, hidden, layout=small(2, 1, REGISTERS), engine=engine, resets=RESETS, lengths=[4, 2, 3])
 
 
-@pytest.mark.parametrize(("cluster", "product", "dtype"), [(1, FMA, torch.float32), (2, MMA, torch.bfloat16)])
-def test_a_reset_makes_an_end_of_nan(cluster, product, dtype, engine):
+@pytest.mark.parametrize(
+    ("cluster", "product", "dtype", "team"),
+    [(1, FMA, torch.float32, False), (2, MMA, torch.bfloat16, False), (3, MMA, torch.bfloat16, True)],
+)
+def test_a_reset_makes_an_end_of_nan(cluster, product, dtype, team, engine):
     """Also where a narrow layer follows a wider one, whose inputs stay behind its own."""
     resets = [[int(sequence == 0 and 1 <= step <= 3) for sequence in range(3)] for step in range(6)]
     options = {"steps": 6, "nan_at": (2, 0, 0), "resets": resets, "dtype": dtype}
-    layout = small(4, cluster, SHARED, product=product)
+    layout = small(4, cluster, SHARED, product=product, team=team)
     compare(Recurrence("dmu", "tanh"), 5, [9, 9], layout=layout, engine=engine, **options)
 
 
@@ -300,6 +305,47 @@ def test_all_of_it_on_the_tensor_cores(case, engine):
     layout = small(8, 2, REGISTERS, product=MMA)
     options = {"dtype": torch.bfloat16, "lengths": [4, 0, 3], "masks": True, "resets": RESETS}
     compare(rec, d, hidden, layout=layout, engine=engine, **options)
+
+
+# Two teams, blocks that own nothing, and rows beyond the batch.
+@pytest.mark.parametrize("case", MORE_CASES)
+def test_teams_exchange_through_global_memory(case, engine):
+    rec, d, hidden = MORE_CASES[case]
+    rec = rec._replace(activation="tanh") if rec.activation in ("relu", "leaky_relu") else rec
+    options = {"dtype": torch.bfloat16, "lengths": [4, 0, 3], "masks": True, "resets": RESETS}
+    compare(rec, d, hidden, layout=small(2, 3, SHARED, product=MMA, team=True), engine=engine, **options)
+
+
+@pytest.mark.parametrize("place", [REGISTERS, GLOBAL, MIXED])
+@pytest.mark.parametrize(("case", "dtype"), [("dmu-n3-residual-gelu", torch.float32), ("lstm", torch.float16)])
+def test_teams_take_weights_from_anywhere(case, dtype, place, engine):
+    rec, _, hidden = MORE_CASES[case]
+    layout = small(4, 5, place, warps=2, product=MMA, team=True)
+    compare(rec, 101, [85] * len(hidden), layout=layout, engine=engine, dtype=dtype, batch=7, steps=7)
+
+
+def test_teams_send_the_nan_that_stands_for_missing_words(engine):
+    rec, d = Recurrence("rnn", "tanh"), 6
+    weights = [w.float().to(DEVICE) for w in draw_weights(rec, 3, d, [], torch.Generator().manual_seed(0))]
+    h0 = torch.full((3, d), nvrtc.POISON, dtype=torch.int32, device=DEVICE).view(torch.float32)
+    engine(small(2, 3, SHARED, product=MMA, team=True))
+    y, _, _ = nvrtc.forward(rec, torch.zeros(2, 3, 3, device=DEVICE), [h0], weights, Sequences(), False)
+    assert y.isnan().all()
+
+
+@pytest.mark.parametrize(("case", "steps"), [("dmu-n5", 16), ("gru", 40)])
+def test_teams_use_their_buffers_again(case, steps, engine):
+    rec, d, hidden = CASES[case]
+    layout = small(2, 3, SHARED, product=MMA, team=True)
+    compare(rec._replace(activation="tanh"), d, hidden, layout=layout, engine=engine, steps=steps)
+
+
+@pytest.mark.parametrize("case", ["dmu-n5-residual", "rhn-3-reverse"])
+def test_teams_are_larger_than_clusters(case, engine):
+    rec, _, hidden = MORE_CASES[case]
+    layout = small(5, 20, SHARED, product=MMA, team=True)
+    options = {"dtype": torch.float16, "batch": 7, "steps": 3, "lengths": [3, 1, 0, 2, 3, 3, 2], "masks": True}
+    compare(rec._replace(activation="tanh"), 150, [150] * len(hidden), layout=layout, engine=engine, **options)
 
 
 IN_OTHER_TYPES = ("dmu-n2", "dmu-n5", "gru", "lstm-reverse")  # each is compiled for a second or two
@@ -585,6 +631,26 @@ def test_no_cluster_waits_for_another_to_end(cell, d, hidden, batch):
     assert -(-batch // layout.rows) <= HOPPER.clusters_at_once[layout.cluster]
 
 
+def test_blocks_of_teams_all_run_at_once():
+    shape = Shape("dmu", "tanh", 830, (830,) * 10, torch.bfloat16)
+    for runs, batch in ((1, 20), (1, 64), (3, 64), (8, 20), (1, 1000)):
+        layouts = list(teams(shape, runs, batch, HOPPER.multiprocessors))
+        assert bool(layouts) is (runs <= 3 and batch <= 64)
+        for team, rows in layouts:
+            assert team > max(HOPPER.clusters_at_once)
+            assert runs * -(-batch // rows) * team <= HOPPER.multiprocessors
+
+
+@pytest.mark.parametrize(("depth", "team"), [(1, False), (10, True)])
+def test_teams_are_for_weights_that_do_not_fit_into_a_cluster(depth, team):
+    shape = Shape("dmu", "tanh", 830, (830,) * depth, torch.bfloat16)
+    layout = plan(shape, (FMA, MMA), 1, 20, *HOPPER[1:])
+    assert layout.team is team
+    assert max(layout.shared_bytes) <= HOPPER.shared_limit
+    assert not plan(shape, (FMA,), 1, 20, *HOPPER[1:]).team  # exact products
+    assert not plan(shape, (MMA,), 1, 20, HOPPER.multiprocessors, HOPPER.shared_limit, {}).team  # GPUs before Hopper
+
+
 class Driver:
     """In the place of NVIDIA's: remembers calls, answers 0 or what ``answers`` says."""
 
@@ -640,6 +706,18 @@ def test_a_thread_without_a_context_enters_the_one_of_torch(monkeypatch):
     assert driver.calls == ["cuLaunchKernel", "cuCtxSetCurrent", "cuLaunchKernel"]
 
 
+def test_sweeps_of_teams_are_launched_whole_or_not_at_all(monkeypatch):
+    driver = Driver()
+    monkeypatch.setattr(compiler, "driver", lambda: driver)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
+    kernels = compiler.Kernels(b"", 52, (0, 0), save=True, device=0, team=True)
+    driver.calls.clear()
+    kernels.sweep(True, array("q", [0]), 104, 1, 256)
+    kernels.sum_products(array("q", [0]), 1, 1, 0)
+    assert driver.calls == ["cuLaunchCooperativeKernel", "cuLaunchKernel"]
+
+
 def test_kernels_that_save_nothing_have_no_way_back(monkeypatch):
     found = []
     driver = Driver(cuModuleGetFunction=lambda function, module, name: found.append(name) or 0)
@@ -649,7 +727,7 @@ def test_kernels_that_save_nothing_have_no_way_back(monkeypatch):
 
 
 def test_only_hopper_and_newer_fetch_weights_ahead():
-    shape = Shape("dmu", "tanh", 1000, (1000,) * 3, torch.bfloat16)
+    shape = Shape("dmu", "tanh", 1000, (1000,) * 10, torch.bfloat16)
     for clusters, fetches in ((HOPPER.clusters_at_once, True), ({}, False)):
         layout = plan(shape, (MMA,), 1, 32, HOPPER.multiprocessors, HOPPER.shared_limit, clusters)
         for sweep in (layout.forward, layout.backward):

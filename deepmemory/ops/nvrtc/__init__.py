@@ -1,8 +1,8 @@
 """Fused loops over time for NVIDIA GPUs from CUDA source that is compiled at run time.
 
-The weights stay on the chip, spread over a cluster of multiprocessors where one is too small. Products are exact in
-float32, or run on the tensor cores in bfloat16, float16 and, where torch allows it to recurrent layers, TF32; sums and
-states are float32. The compiler, NVRTC, comes with torch; nothing has to be installed.
+The weights stay on the chip, spread over a cluster or a team of multiprocessors where one is too small. Products are
+exact in float32, or run on the tensor cores in bfloat16, float16 and, where torch allows it to recurrent layers, TF32;
+sums and states are float32. The compiler, NVRTC, comes with torch; nothing has to be installed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MANY_STEPS, MMA, MO
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
+POISON = -1  # a word that has not come yet, as the kernels know it
 NO_GRAD_Y = (0,) * 5  # address and strides
 MOST_ROWS = 2**32  # (run, step, sequence), which the kernels count in 32 bits; elements may be more
 
@@ -113,6 +114,7 @@ class Layer(NamedTuple):
     delta_features: int
     weights: list[int | None]  # places of matrices and biases among the weights, in the order of ``struct Arguments``
     streamed: tuple[int, int]  # float32 numbers of memory for what a sweep, forward or backward, reads at every step
+    exchanged: tuple[int, int]  # and 32-bit words of memory that teams exchange through
     kernels: dict[bool, Launcher]  # by whether they save
     tables: dict[tuple[bool, ...], products.Table | None]  # of weight gradients, by which of them somebody asks for
 
@@ -150,7 +152,9 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
         places = [*[part.weight for part in linear], *[part.bias for part in linear]]
         quads = layout.forward.streamed_quads, layout.backward.streamed_quads
         streamed = runs * layout.cluster * quads[0] * 4, runs * layout.cluster * quads[1] * 4
-        known = shape, layout, runs, blocks, threads, index, *features, places, streamed
+        groups = runs * (blocks // layout.cluster)
+        exchanged = groups * layout.forward.exchanged_quads * 4, groups * layout.backward.exchanged_quads * 4
+        known = shape, layout, runs, blocks, threads, index, *features, places, streamed, exchanged
         layer = _layers[key] = Layer(*known, {}, {})
     return layer
 
@@ -165,7 +169,7 @@ def _layout(shape: Shape, tensor_cores: bool, runs: int, batch: int, single: boo
 def _kernels(shape: Shape, layout: Plan, save: bool, index: int) -> Launcher:
     cubin = compiler.compile_to_cubin(layout.defines(shape, save), _device(index).capability)
     with torch.cuda.device(index):
-        return compiler.Kernels(cubin, layout.cluster, layout.shared_bytes, save, index)
+        return compiler.Kernels(cubin, layout.cluster, layout.shared_bytes, save, index, layout.team)
 
 
 def forward(
@@ -245,10 +249,11 @@ def _addresses(tensors: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor
 
 
 def _weights_of_the_sweep(layer: Layer, x: Tensor, weights: list[Tensor], backward: bool) -> list[Tensor | None]:
-    """Matrices, biases, and memory for what is read at every step, in the order in which blocks read it."""
-    size = layer.streamed[backward]
+    """Matrices, biases, memory for what is read at every step, in the order in which it is, and for exchanges."""
+    size, words = layer.streamed[backward], layer.exchanged[backward]
     streamed = x.new_empty(size, dtype=torch.float32) if size else None
-    return [*[None if place is None else weights[place] for place in layer.weights], streamed]
+    exchanged = x.new_full((words,), POISON, dtype=torch.int32) if words else None
+    return [*[None if place is None else weights[place] for place in layer.weights], streamed, exchanged]
 
 
 def _sweep(

@@ -188,10 +188,15 @@ def _enter_context(device: int) -> c_void_p:
 
 
 class Kernels:
-    """The kernels for one shape and layout, loaded on one device; only those that ``save`` can go back."""
+    """The kernels for one shape and layout, loaded on one device; only those that ``save`` can go back.
 
-    def __init__(self, cubin: bytes, cluster: int, shared_bytes: tuple[int, int], save: bool, device: int) -> None:
-        self._context, self._module, self._device = _enter_context(device), c_void_p(), device
+    The blocks of a sweep of teams wait for one another, so that all of them must run at the same time.
+    """
+
+    def __init__(
+        self, cubin: bytes, cluster: int, shared_bytes: tuple[int, int], save: bool, device: int, team: bool = False
+    ) -> None:
+        self._context, self._module, self._device, self._team = _enter_context(device), c_void_p(), device, team
         _check(driver().cuModuleLoadData(byref(self._module), cubin), "loading a kernel")
         self._sweeps = [self._find(b"sweep_forward"), *([self._find(b"sweep_backward")] if save else [])]
         self._products = self._find(b"sum_products") if save else None
@@ -201,7 +206,7 @@ class Kernels:
                 driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_SIZE_BYTES, c_int(size)),
                 f"reserving {size} bytes of shared memory",
             )
-            if cluster > 8:
+            if cluster > 8 and not team:
                 _check(
                     driver().cuFuncSetAttribute(function, NON_PORTABLE_CLUSTER_SIZE_ALLOWED, c_int(1)),
                     "allowing a cluster of 16",
@@ -214,7 +219,7 @@ class Kernels:
 
     def sweep(self, backward: bool, arguments: array[int], blocks: int, runs: int, threads: int) -> None:
         """Queue one sweep on the current stream."""
-        self._launch(self._sweeps[backward], blocks, runs, threads, self._shared[backward], arguments)
+        self._launch(self._sweeps[backward], blocks, runs, threads, self._shared[backward], arguments, self._team)
 
     def sum_products(self, arguments: array[int], blocks: int, runs: int, shared_bytes: int) -> None:
         """Queue all products of a layer on the current stream."""
@@ -222,19 +227,27 @@ class Kernels:
         self._launch(self._products, blocks, runs, products.THREADS, shared_bytes, arguments)
 
     def _launch(
-        self, function: c_void_p, blocks: int, runs: int, threads: int, shared: int, arguments: array[int]
+        self,
+        function: c_void_p,
+        blocks: int,
+        runs: int,
+        threads: int,
+        shared: int,
+        arguments: array[int],
+        at_once: bool = False,
     ) -> None:
-        """``arguments`` is the kernel's one struct, all of whose fields have 8 bytes."""
+        """``arguments`` is the kernel's one struct, all of whose fields have 8 bytes; ``at_once``: all or no blocks."""
         if torch._C._cuda_getDevice() != self._device:
             with torch.cuda.device(self._device):
-                return self._launch(function, blocks, runs, threads, shared, arguments)
+                return self._launch(function, blocks, runs, threads, shared, arguments, at_once)
         parameters = ONE_POINTER(arguments.buffer_info()[0])
         stream = c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
-        launch = function, blocks, runs, 1, threads, 1, 1, shared, stream, parameters, None
-        status = driver().cuLaunchKernel(*launch)
+        launch = function, blocks, runs, 1, threads, 1, 1, shared, stream, parameters, *(() if at_once else (None,))
+        queue = driver().cuLaunchCooperativeKernel if at_once else driver().cuLaunchKernel
+        status = queue(*launch)
         if status == INVALID_CONTEXT:  # autograd's thread has none until something of torch's ran there
             _check(driver().cuCtxSetCurrent(self._context), "entering torch's context")
-            status = driver().cuLaunchKernel(*launch)
+            status = queue(*launch)
         if status:
             _check(status, "launching a kernel")
         return None

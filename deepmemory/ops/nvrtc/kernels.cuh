@@ -1,6 +1,8 @@
 // What the host launches.
 
-#if CLUSTER > 1
+#if TEAM
+#define LAYOUT __launch_bounds__(THREADS, 1)
+#elif CLUSTER > 1
 #define LAYOUT __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
 #else
 #define LAYOUT __launch_bounds__(THREADS)

@@ -11,6 +11,7 @@
 //   REPEATS       layers of each stage
 //   ROWS          sequences of a cluster
 //   CLUSTER, WARPS, SAVE
+//   TEAM          whether the blocks of a cluster are a team: any number of them, that exchange through global memory
 //   RESIDUAL      whether hidden layers of a dmu, from the second on, add to the one before
 //   HIDDEN_MASK, STATE_MASK, RESETS   whether sequences have masks of a dmu's hidden layers, of the state, and resets
 // and for each stage, of the forward sweep and of the backward one:
@@ -76,6 +77,7 @@ struct Arguments {               // every field has 8 bytes: the host sends a ro
     const Weight* weight[LAYERS];  // [R, gates * features, inputs]
     const Weight* bias[LAYERS];    // [R, gates * features] or null
     Quad* streamed;                // [R, CLUSTER, WARPS, slots, quads] for weights that find no room on the chip
+    Words* exchanged;              // [R, teams, TEAM_BUFFERS, ROWS, words] of a team, all POISON before a sweep
     const Value* projected;        // [R, T, B, gates * features] of layer 0
     const Value* h0;               // [R, B, D]
     const Value* c0;

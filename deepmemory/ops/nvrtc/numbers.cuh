@@ -4,6 +4,7 @@ struct alignas(16) Quad { float x, y, z, w; };
 struct alignas(16) Words { unsigned x, y, z, w; };
 struct BFloat16 { unsigned short bits; };
 struct Half { unsigned short bits; };
+constexpr unsigned POISON = 0xffffffffu;  // in an exchange through global memory: a word that has not come yet
 
 #ifndef EMULATED
 #define DEVICE __device__ __forceinline__
@@ -99,6 +100,28 @@ template <int RECEIVERS, class Input> DEVICE void send_to_all(Input* target, Inp
     }
 }
 
+// Blocks of a team exchange through global memory. What has not come yet is POISON in every word, which nobody sends: that
+// very NaN is sent as another one. So data tell by themselves that they are there, and need no fence and no flag. Loads and
+// stores are those of the whole GPU, past the first cache.
+DEVICE Words without_poison(const Words& w) {
+    return {min(w.x, POISON - 1), min(w.y, POISON - 1), min(w.z, POISON - 1), min(w.w, POISON - 1)};
+}
+DEVICE void store_for_team(Words* to, const Words& w) {
+    asm volatile("st.relaxed.gpu.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(to), "r"(w.x), "r"(w.y), "r"(w.z), "r"(w.w) : "memory");
+}
+DEVICE void load_if(bool wanted, Words& w, const Words* from) {  // without a branch: what is loaded in one is waited for
+    asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
+                 "@p ld.relaxed.gpu.global.v4.b32 {%0, %1, %2, %3}, [%5];\n\t}"
+                 : "+r"(w.x), "+r"(w.y), "+r"(w.z), "+r"(w.w) : "r"(unsigned(wanted)), "l"(from));
+}
+template <class Input> DEVICE void send_to_team(Input* target, Input value, bool there) {
+    const int place = threadIdx.x % (16 / int(sizeof(Input)));
+    const Words all = gathered(value, threadIdx.x % 32 - place);
+    if (there && place == 0) store_for_team(reinterpret_cast<Words*>(target), without_poison(all));
+}
+DEVICE void gpu_fence() { __threadfence(); }
+
 // A warp's copies from global to shared memory: an Arrival counts the bytes of one, and every further one flips its parity.
 // A Hopper GPU has an engine for them; elsewhere the lanes copy, and nothing is on its way.
 typedef unsigned long long Arrival;
@@ -154,6 +177,7 @@ DEVICE void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, 
 #undef MMA
 #endif
 
+DEVICE bool has_poison(const Words& w) { return w.x == POISON || w.y == POISON || w.z == POISON || w.w == POISON; }
 DEVICE float to_float(float x) { return x; }
 DEVICE float to_float(BFloat16 x) { return float_of(unsigned(x.bits) << 16); }
 DEVICE void round_to(float& to, float x) { to = x; }

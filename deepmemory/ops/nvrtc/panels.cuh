@@ -49,6 +49,10 @@ template <bool BACK> constexpr int buffer_floats() { return ROWS * row_stride<BA
 template <bool BACK, int STAGE> constexpr int inputs_sent() {
     return BACK ? Product<STAGE, BACK>::in : all_slices(inputs(STAGE));
 }
+template <bool BACK, int STAGE = 0> constexpr int most_inputs_sent() {
+    if constexpr (STAGE == STAGES) return 0;
+    else return larger(inputs_sent<BACK, STAGE>(), most_inputs_sent<BACK, STAGE + 1>());
+}
 template <bool BACK, int INPUTS, int STAGE = 0> constexpr int stale_columns(int most_sent = 0, int read = 0) {
     if constexpr (STAGE == STAGES) return most_sent > INPUTS ? larger(0, read - INPUTS) : 0;
     else {
@@ -99,11 +103,18 @@ template <bool BACK, int STAGE = 0> constexpr int biases_in_shared() {  // of la
         return own + biases_in_shared<BACK, STAGE + 1>();
     }
 }
-// Shared memory, in floats: barriers, two buffers of rows, partial sums, lengths of the rows, biases, weights that stay,
-// weights on their way.
-constexpr int BARRIERS = 4;
+// What a team has in global memory: buffers in turn. One is poisoned two exchanges after its own, and a fence, after every
+// TEAM_FENCE exchanges, makes sure of it before its next one (see ops/README.md).
+constexpr int TEAM_BUFFERS = 16, TEAM_FENCE = 8;
+static_assert(TEAM_FENCE <= TEAM_BUFFERS - 3);
+template <bool BACK> constexpr int team_buffer_words() {  // of 16 bytes
+    return TEAM ? ROWS * most_inputs_sent<BACK>() / SENT_TOGETHER : 0;
+}
+// Shared memory, in floats: barriers, buffers of rows, partial sums, lengths of the rows, biases, weights that stay, weights
+// on their way. A team, whose other buffers are in global memory, has one.
+constexpr int BARRIERS = 4, ROW_BUFFERS = TEAM ? 1 : 2;
 template <bool BACK> constexpr int shared_size() {
-    return BARRIERS + 2 * buffer_floats<BACK>() + sums_size<BACK>() + round_up(ROWS, 4) +
+    return BARRIERS + ROW_BUFFERS * buffer_floats<BACK>() + sums_size<BACK>() + round_up(ROWS, 4) +
            round_up(biases_in_shared<BACK>(), 4) + 4 * quads_in_shared<BACK>() + ring_floats<BACK>();
 }
 

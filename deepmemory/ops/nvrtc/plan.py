@@ -1,10 +1,10 @@
-"""How a sweep is laid out on the GPU: what multiplies, rows per block, blocks per cluster, where weights stay."""
+"""How a sweep is laid out on the GPU: what multiplies, rows and blocks of a cluster or team, where weights stay."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
 ROWS = {FMA: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), MMA: (4, 6, 8, 10, 12, 16, 24, 32)}
 # What a step takes, in microseconds. READ and MULTIPLICATION are an H200's bandwidths; the others were chosen so that
 # the estimate ranks the layouts that were timed on one as they came out.
-BARRIER, EXCHANGE = 0.24, 0.49  # a layer's fixed cost in one block, and in a cluster
+BARRIER, EXCHANGE, TEAM_EXCHANGE = 0.24, 0.49, 1.3  # a layer's fixed cost in one block, in a cluster, and in a team
 WARP = 7e-3  # and for each warp that takes part
 FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element for each lane; every further one
 SEND = 5e-4  # 16 bytes to every block
@@ -30,9 +30,13 @@ READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from s
 TILE = 9e-4  # 16 x 8 sums on the tensor cores, over half a unit
 QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and for a unit of the tensor cores
 STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
+TEAM_BYTES = 5.5e6  # that all blocks of all teams read in a microsecond: inputs, and weights that are streamed
 LOADED_WEIGHTS = 4e3  # that a block brings to the chip in a microsecond, when a sweep begins
 MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
 BARRIERS = 4  # floats of shared memory
+TEAM_BUFFERS = 16  # of a team's rows, in global memory
+TILE_OUTPUTS = 16  # of the tensor cores
+MOST_ROWS = 32  # of a cluster or a team: a bit of a word stands for each
 ROW_FLOATS = 128  # of a row of 32 quads
 RESERVED = 1024  # bytes of shared memory that the system takes of every block
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
@@ -122,6 +126,7 @@ class Sweep:
     slot: int  # and rows of 32 quads of a slot
     shared_bytes: int
     streamed_quads: int  # of a block
+    exchanged_quads: int  # of a team's memory for exchanges; 0 in a cluster
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,7 @@ class Plan:
     rows: int
     cluster: int
     warps: int
+    team: bool  # its blocks exchange through global memory, and may be more than a cluster has
     forward: Sweep
     backward: Sweep
 
@@ -159,6 +165,7 @@ class Plan:
             "REPEATS": listed(repeat for _, repeat in shape.stages()),
             "ROWS": self.rows,
             "CLUSTER": self.cluster,
+            "TEAM": int(self.team),
             "WARPS": self.warps,
             "SAVE": int(save),
             "RESIDUAL": int(shape.residual),
@@ -187,7 +194,6 @@ def plan(
 
     ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
     """
-    weights = sum(layer.inputs * layer.features * layer.gates for layer in shape.layers())
     best: tuple[float, Plan] | None = None
     for product, cluster in itertools.product(products, (1, *clusters_at_once)):
         for warps in _warps(shape, product, cluster):
@@ -203,12 +209,38 @@ def plan(
                     resident = min(resident, (shared_limit + RESERVED) // (max(layout.shared_bytes) + RESERVED))
                     at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
                     waves = -(-runs * -(-batch // rows) // at_once)
-                    of_steps = steps * sum(microseconds(shape, layout, backward) for backward in (False, True))
-                    cost = waves * (of_steps + 2 * weights / cluster / LOADED_WEIGHTS)
+                    cost = waves * _of_sweeps(shape, layout, runs, batch, steps)
                     if best is None or cost < best[0]:
                         best = cost, layout
     assert best is not None, "one row in one block always fits: weights may be streamed"
+    if clusters_at_once and MMA in products and any((*best[1].forward.streamed, *best[1].backward.streamed)):
+        candidates = teams(shape, runs, batch, multiprocessors)
+        for (team, rows), warps in itertools.product(candidates, (FEW_WARPS, MOST_WARPS)):
+            layout = lay_out(shape, MMA, rows, team, warps, shared_limit, team=True)
+            cost = _of_sweeps(shape, layout, runs, batch, steps)
+            if max(layout.shared_bytes) <= shared_limit and cost < best[0]:
+                best = cost, layout
     return best[1]
+
+
+def teams(shape: Shape, runs: int, batch: int, multiprocessors: int) -> Iterator[tuple[int, int]]:
+    """Blocks of a team and rows of each, where a block owns whole tiles of outputs and all blocks run at once."""
+    for outputs in itertools.count(TILE_OUTPUTS, TILE_OUTPUTS):
+        team = -(-max(shape.widths) // outputs)
+        if team <= CLUSTERS[-1]:
+            return
+        at_once = multiprocessors // (team * runs)
+        rows = max(-(-batch // at_once), ROWS[MMA][0]) if at_once else batch
+        if at_once and rows <= MOST_ROWS:
+            yield team, rows
+
+
+def _of_sweeps(shape: Shape, layout: Plan, runs: int, batch: int, steps: int) -> float:
+    """Estimated microseconds of both sweeps, loading of the weights included."""
+    weights = sum(layer.inputs * layer.features * layer.gates for layer in shape.layers())
+    blocks = runs * -(-batch // layout.rows) * layout.cluster
+    of_steps = steps * sum(microseconds(shape, layout, blocks, backward) for backward in (False, True))
+    return of_steps + 2 * weights / layout.cluster / LOADED_WEIGHTS
 
 
 def _small(shape: Shape) -> bool:
@@ -225,8 +257,8 @@ def _warps(shape: Shape, product: str, cluster: int) -> tuple[int, ...]:
     return (4, FEW_WARPS, MOST_WARPS) if cluster <= FEW_BLOCKS else (MOST_WARPS,)
 
 
-def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
-    """An estimate of one step of one block."""
+def microseconds(shape: Shape, layout: Plan, blocks: int, backward: bool) -> float:
+    """An estimate of one step of one block; teams have so many ``blocks`` in all."""
     sweep = layout.backward if backward else layout.forward
     size = input_bytes(shape, layout.product)
     total = 0.0
@@ -236,13 +268,16 @@ def microseconds(shape: Shape, layout: Plan, backward: bool) -> float:
         finished = layout.rows * (inputs if backward else features) / 32  # warps' worth of elements
         layer_cost = spread.microseconds(sweep.kept[index]) + WARP * layout.warps + FINISH * finished
         layer_cost += ANOTHER * (-(-finished // layout.warps) - 1)
+        exchanged = layout.rows * features * layout.cluster * size * (layer.gates if backward else 1)  # bytes
         if layout.cluster == 1:
             layer_cost += BARRIER
+        elif layout.team:
+            layer_cost += TEAM_EXCHANGE + blocks * exchanged / TEAM_BYTES
         else:
-            sent = layout.rows * features * layout.cluster * size / 16
-            layer_cost += EXCHANGE + SEND * sent * (layer.gates if backward else 1)
+            layer_cost += EXCHANGE + SEND * exchanged / 16
         streamed = 16 * spread.quads_of_unit * sweep.streamed[index]
-        total += repeat * layer_cost + streamed / STREAMED_BYTES[layout.warps > FEW_WARPS]
+        streaming = TEAM_BYTES / blocks if layout.team else STREAMED_BYTES[layout.warps > FEW_WARPS]
+        total += repeat * layer_cost + streamed / streaming
     return total
 
 
@@ -260,10 +295,12 @@ def lay_out(
     shared_limit: int,
     register_floats: int | None = None,
     ring: bool = True,
+    team: bool = False,
 ) -> Plan:
     """Put weights into registers, then shared memory, then leave the rest in global memory.
 
-    With ``ring``, the tensor cores' weights come from there by way of a ring in shared memory.
+    With ``ring``, the tensor cores' weights come from there by way of a ring in shared memory. With ``team``, the
+    blocks of a cluster are a team.
     """
     size = input_bytes(shape, product)
     sweeps = []
@@ -278,7 +315,8 @@ def lay_out(
         if product == MMA:
             row_bytes = -(-row_bytes // 64) * 64
             row_bytes += 0 if row_bytes % 128 else 64
-        used = BARRIERS + 2 * rows * row_bytes // 4 + max(spread.sums for spread in spreads) + -(-rows // 4) * 4
+        buffers = 1 if team else 2
+        used = BARRIERS + buffers * rows * row_bytes // 4 + max(spread.sums for spread in spreads) + -(-rows // 4) * 4
         if not backward:
             biases = zip(spreads, stages, strict=True)
             used += -(-sum(repeat * spread.padded_outputs for spread, (_, repeat) in biases if repeat > 1) // 4) * 4
@@ -290,8 +328,12 @@ def lay_out(
         sweep = _place(spreads, stages, warps, floats, *shared_memory)
         if any(sweep.streamed) and product == MMA and warps > FEW_WARPS:  # no registers are left
             sweep = _place(spreads, stages, warps, 0, *shared_memory)
+        if team:
+            sent = [(layer.features, layer.gates) if backward else (layer.inputs, 1) for layer, _ in stages]
+            most = cluster * max(gates * _slice(width, cluster, product, size) for width, gates in sent)
+            sweep = replace(sweep, exchanged_quads=TEAM_BUFFERS * rows * most * size // 16)
         sweeps.append(sweep)
-    return Plan(product, rows, cluster, warps, *sweeps)
+    return Plan(product, rows, cluster, warps, team, *sweeps)
 
 
 def _register_floats(shape: Shape, product: str, warps: int, spreads: list[_Spread], elements: int) -> int:
@@ -346,6 +388,7 @@ def _place(
         slot=slot,
         shared_bytes=4 * (used + ring + floats),
         streamed_quads=warps * slots * slot * 32,
+        exchanged_quads=0,
     )
 
 

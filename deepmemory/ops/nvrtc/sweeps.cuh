@@ -2,12 +2,14 @@
 //
 // A cluster of CLUSTER blocks takes ROWS sequences of one run through all time steps. Of every linear layer each
 // block owns a slice of the output features, keeps the weights of that slice on the chip as far as they find room, and
-// sends what it computed to the shared memory of the other blocks. One layer of one step is
+// sends what it computed to the shared memory of the other blocks, or of a TEAM to global memory. One layer of one step is
 //
 //     partial sums -> block barrier -> add up, apply the gate, send, store -> receive
 //
 // where a warp multiplies a slice of the inputs with some outputs, and a thread finishes single elements. State and sums
 // are float32 whatever the values' type. Batch size, length and direction are arguments.
+
+constexpr int WORDS_AT_ONCE = 8;  // of 16 bytes, that a thread of a team has on their way to it
 
 template <bool BACK> struct Sweep {
     const Arguments& a;
@@ -25,9 +27,9 @@ template <bool BACK> struct Sweep {
     DEVICE Sweep(const Arguments& a) : a(a), rank(block_x() % CLUSTER), run(block_y()), steps(int(a.steps)),
                                        batch(int(a.batch)), first(block_x() / CLUSTER * ROWS),
                                        rows(smaller(batch - first, ROWS)),
-                                       sums(shared_memory + BARRIERS + 2 * buffer_floats<BACK>()),
+                                       sums(shared_memory + BARRIERS + ROW_BUFFERS * buffer_floats<BACK>()),
                                        until(reinterpret_cast<int*>(sums + sums_size<BACK>())) {
-        constexpr int buffers = 2 * buffer_floats<BACK>();
+        constexpr int buffers = ROW_BUFFERS * buffer_floats<BACK>();
         for (int i = thread_index(); i < buffers; i += THREADS) shared_memory[BARRIERS + i] = 0.f;
         for (int row = thread_index(); row < ROWS; row += THREADS)
             until[row] = !in_batch(row) ? 0 : a.lengths ? int(a.lengths[sequence(row)]) : steps;
@@ -39,7 +41,7 @@ template <bool BACK> struct Sweep {
             stream.slots = int(panels.fill_stream(a, run, rank, stream.far) - stream.far) / Stream<BACK>::QUADS;
             if (Stream<BACK>::RING) written_for_fetching();
         }
-        if (CLUSTER == 1) {
+        if (CLUSTER == 1 || TEAM) {
             block_barrier();
         } else {
             open_exchange();
@@ -53,7 +55,11 @@ template <bool BACK> struct Sweep {
         end = a.reverse ? steps : longest;
     }
     DEVICE Input* buffer(int which) const {
-        return reinterpret_cast<Input*>(shared_memory + BARRIERS + (which & 1) * buffer_floats<BACK>());
+        return reinterpret_cast<Input*>(shared_memory + BARRIERS + which % ROW_BUFFERS * buffer_floats<BACK>());
+    }
+    DEVICE Words* team_buffer(int which) const {
+        const int team = block_x() / CLUSTER, teams = ceil_div(batch, ROWS);
+        return a.exchanged + ((int64(run) * teams + team) * TEAM_BUFFERS + which % TEAM_BUFFERS) * team_buffer_words<BACK>();
     }
     DEVICE bool in_batch(int row) const { return row < rows; }
     DEVICE int64 sequence(int row) const { return int64(run) * batch + first + row; }
@@ -100,16 +106,22 @@ template <bool BACK> struct Sweep {
         }
     }
     // Gives every block of the cluster inputs of the next product: values[e * STEP] of each own element, `offset` further.
-    template <int F, int STEP = 1> DEVICE void send(const float* values, int offset = 0) const {
+    // A team has them close together: [ROWS, G * all_slices(F)].
+    template <int F, int STEP = 1, int G = 1> DEVICE void send(const float* values, int offset = 0) const {
         constexpr int own = slice(F);
 #pragma unroll
         for (int e = 0; e < elements(F); ++e) {
             const int i = thread_index() + e * THREADS, row = i / own, feature = rank * own + i % own;
             const bool there = i < ROWS * own;
-            Input* target = buffer(exchange) + row * row_stride<BACK>() + offset + feature;
             const Input value = as_input(there && feature < F ? values[e * STEP] : 0.f);
-            if (CLUSTER > 1) send_to_all<CLUSTER>(target, value, there, exchange);
-            else if (there) *target = value;
+            if constexpr (TEAM) {
+                Input* all = reinterpret_cast<Input*>(team_buffer(exchange));
+                send_to_team(all + row * (G * all_slices(F)) + offset + feature, value, there);
+            } else {
+                Input* target = buffer(exchange) + row * row_stride<BACK>() + offset + feature;
+                if (CLUSTER > 1) send_to_all<CLUSTER>(target, value, there, exchange);
+                else if (there) *target = value;
+            }
         }
     }
     // Waits for all inputs of the next product. A block sends again only after it has received, so that a buffer that is
@@ -119,9 +131,48 @@ template <bool BACK> struct Sweep {
         if constexpr (stale > 0)
             for (int i = thread_index(); i < ROWS * stale; i += THREADS)
                 round_to(buffer(exchange)[i / stale * row_stride<BACK>() + INPUTS + i % stale], 0.f);
-        if (CLUSTER > 1) receive(ROWS * INPUTS * int(sizeof(Input)), exchange);
-        if (CLUSTER == 1 || stale) block_barrier();
+        if constexpr (TEAM) {
+            poison_old();
+            receive_from_team<INPUTS>();
+        } else if (CLUSTER > 1) {
+            receive(ROWS * INPUTS * int(sizeof(Input)), exchange);
+        }
+        if (CLUSTER == 1 || TEAM || stale) block_barrier();
         ++exchange;
+    }
+    // Whoever sends has received the exchange before, for which everybody had read the one before that: its words can be
+    // poisoned. Every block takes a share of them, whoever wrote it.
+    DEVICE void poison_old() const {
+        constexpr int words = team_buffer_words<BACK>(), share = ceil_div(words, CLUSTER);
+        Words* old = team_buffer(exchange + TEAM_BUFFERS - 2);
+        for (int i = rank * share + thread_index(); i < smaller(rank * share + share, words); i += THREADS)
+            store_for_team(old + i, {POISON, POISON, POISON, POISON});
+        if (exchange % TEAM_FENCE == 0) gpu_fence();
+    }
+    // Brings all rows to shared memory; words that have not come are asked for again, all at once.
+    template <int INPUTS> DEVICE void receive_from_team() const {
+        constexpr int in_row = INPUTS / SENT_TOGETHER, words = ROWS * in_row, stride = row_stride<BACK>() / SENT_TOGETHER;
+        constexpr int at_once = smaller(ceil_div(words, THREADS), WORDS_AT_ONCE);
+        const Words* from = team_buffer(exchange);
+        Words* to = reinterpret_cast<Words*>(buffer(exchange));
+        for (int begin = thread_index(); begin < words; begin += at_once * THREADS) {
+            Words w[at_once];
+#pragma unroll
+            for (int k = 0; k < at_once; ++k) w[k].x = begin + k * THREADS < words ? POISON : 0, w[k].y = w[k].z = w[k].w = 0;
+            bool missing;
+            do {
+#pragma unroll
+                for (int k = 0; k < at_once; ++k) load_if(has_poison(w[k]), w[k], from + begin + k * THREADS);
+                missing = false;
+#pragma unroll
+                for (int k = 0; k < at_once; ++k) missing |= has_poison(w[k]);
+            } while (missing);
+#pragma unroll
+            for (int k = 0; k < at_once; ++k) {
+                const int i = begin + k * THREADS;
+                if (i < words) to[i / in_row * stride + i % in_row] = w[k];
+            }
+        }
     }
     template <int STAGE> DEVICE void multiply(int k) {  // with layer k of a stage
         panels.template get<STAGE>().multiply(k, buffer(exchange - 1), sums, stream);
@@ -433,7 +484,7 @@ struct Backward : Sweep<true> {
             for (int k = 0; k < (CELL == GRU ? 4 : G); ++k) delta[k] = real ? delta[k] : 0.f;
         });
 #pragma unroll
-        for (int g = 0; g < G; ++g) send<D, 4>(deltas + g, g * all_slices(D));
+        for (int g = 0; g < G; ++g) send<D, 4, G>(deltas + g, g * all_slices(D));
         const auto store = [&] {
             for_own<D>([&](int e, int row, int feature) {
                 if (!in_batch(row)) return;
