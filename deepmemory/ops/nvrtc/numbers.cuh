@@ -120,7 +120,7 @@ template <class Input> DEVICE void send_to_team(Input* target, Input value, bool
     const Words all = gathered(value, threadIdx.x % 32 - place);
     if (there && place == 0) store_for_team(reinterpret_cast<Words*>(target), without_poison(all));
 }
-DEVICE void gpu_fence() { __threadfence(); }
+DEVICE void gpu_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
 // A warp's copies from global to shared memory: an Arrival counts the bytes of one, and every further one flips its parity.
 // A Hopper GPU has an engine for them; elsewhere the lanes copy, and nothing is on its way.

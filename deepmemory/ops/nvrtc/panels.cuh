@@ -106,7 +106,7 @@ template <bool BACK, int STAGE = 0> constexpr int biases_in_shared() {  // of la
 // What a team has in global memory: buffers in turn. One is poisoned two exchanges after its own, and a fence, after every
 // TEAM_FENCE exchanges, makes sure of it before its next one (see ops/README.md).
 constexpr int TEAM_BUFFERS = 16, TEAM_FENCE = 8;
-static_assert(TEAM_FENCE <= TEAM_BUFFERS - 3);
+static_assert((TEAM_BUFFERS & (TEAM_BUFFERS - 1)) == 0 && TEAM_FENCE <= TEAM_BUFFERS - 3);
 template <bool BACK> constexpr int team_buffer_words() {  // of 16 bytes
     return TEAM ? ROWS * most_inputs_sent<BACK>() / SENT_TOGETHER : 0;
 }

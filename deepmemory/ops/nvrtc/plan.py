@@ -22,7 +22,7 @@ MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
 ROWS = {FMA: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), MMA: (4, 6, 8, 10, 12, 16, 24, 32)}
 # What a step takes, in microseconds. READ and MULTIPLICATION are an H200's bandwidths; the others were chosen so that
 # the estimate ranks the layouts that were timed on one as they came out.
-BARRIER, EXCHANGE, TEAM_EXCHANGE = 0.24, 0.49, 1.3  # a layer's fixed cost in one block, in a cluster, and in a team
+BARRIER, EXCHANGE, TEAM_EXCHANGE = 0.24, 0.49, 1.0  # a layer's fixed cost in one block, in a cluster, and in a team
 WARP = 7e-3  # and for each warp that takes part
 FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element for each lane; every further one
 SEND = 5e-4  # 16 bytes to every block
@@ -30,13 +30,14 @@ READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from s
 TILE = 9e-4  # 16 x 8 sums on the tensor cores, over half a unit
 QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and for a unit of the tensor cores
 STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
-TEAM_BYTES = 5.5e6  # that all blocks of all teams read in a microsecond: inputs, and weights that are streamed
+# What teams read from the second cache in a microsecond: a block of its inputs, which are the same for all blocks of a
+# team; all blocks together of weights, which are not.
+TEAM_INPUT_BYTES, TEAM_STREAMED_BYTES = 1.3e5, 5.5e6
 LOADED_WEIGHTS = 4e3  # that a block brings to the chip in a microsecond, when a sweep begins
 MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
 BARRIERS = 4  # floats of shared memory
 TEAM_BUFFERS = 16  # of a team's rows, in global memory
 TILE_OUTPUTS = 16  # of the tensor cores
-MOST_ROWS = 32  # of a cluster or a team: a bit of a word stands for each
 ROW_FLOATS = 128  # of a row of 32 quads
 RESERVED = 1024  # bytes of shared memory that the system takes of every block
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
@@ -230,8 +231,8 @@ def teams(shape: Shape, runs: int, batch: int, multiprocessors: int) -> Iterator
         if team <= CLUSTERS[-1]:
             return
         at_once = multiprocessors // (team * runs)
-        rows = max(-(-batch // at_once), ROWS[MMA][0]) if at_once else batch
-        if at_once and rows <= MOST_ROWS:
+        rows = max(-(-batch // max(at_once, 1)), ROWS[MMA][0])
+        if at_once and rows <= ROWS[MMA][-1]:
             yield team, rows
 
 
@@ -272,11 +273,11 @@ def microseconds(shape: Shape, layout: Plan, blocks: int, backward: bool) -> flo
         if layout.cluster == 1:
             layer_cost += BARRIER
         elif layout.team:
-            layer_cost += TEAM_EXCHANGE + blocks * exchanged / TEAM_BYTES
+            layer_cost += TEAM_EXCHANGE + exchanged / TEAM_INPUT_BYTES
         else:
             layer_cost += EXCHANGE + SEND * exchanged / 16
         streamed = 16 * spread.quads_of_unit * sweep.streamed[index]
-        streaming = TEAM_BYTES / blocks if layout.team else STREAMED_BYTES[layout.warps > FEW_WARPS]
+        streaming = TEAM_STREAMED_BYTES / blocks if layout.team else STREAMED_BYTES[layout.warps > FEW_WARPS]
         total += repeat * layer_cost + streamed / streaming
     return total
 

@@ -9,7 +9,8 @@
 // where a warp multiplies a slice of the inputs with some outputs, and a thread finishes single elements. State and sums
 // are float32 whatever the values' type. Batch size, length and direction are arguments.
 
-constexpr int WORDS_AT_ONCE = 8;  // of 16 bytes, that a thread of a team has on their way to it
+constexpr int WORDS_AT_ONCE = WARPS > 8 ? 8 : 16;  // of 16 bytes, that a thread of a team has on their way to it
+constexpr bool ONE_FIRST = true;  // a thread asks for one word until it comes, and only then for the others
 
 template <bool BACK> struct Sweep {
     const Arguments& a;
@@ -55,11 +56,11 @@ template <bool BACK> struct Sweep {
         end = a.reverse ? steps : longest;
     }
     DEVICE Input* buffer(int which) const {
-        return reinterpret_cast<Input*>(shared_memory + BARRIERS + which % ROW_BUFFERS * buffer_floats<BACK>());
+        return reinterpret_cast<Input*>(shared_memory + BARRIERS + (which & (ROW_BUFFERS - 1)) * buffer_floats<BACK>());
     }
     DEVICE Words* team_buffer(int which) const {
-        const int team = block_x() / CLUSTER, teams = ceil_div(batch, ROWS);
-        return a.exchanged + ((int64(run) * teams + team) * TEAM_BUFFERS + which % TEAM_BUFFERS) * team_buffer_words<BACK>();
+        const int team = run * ceil_div(batch, ROWS) + block_x() / CLUSTER;  // fewer than multiprocessors
+        return a.exchanged + (team * TEAM_BUFFERS + (which & (TEAM_BUFFERS - 1))) * team_buffer_words<BACK>();
     }
     DEVICE bool in_batch(int row) const { return row < rows; }
     DEVICE int64 sequence(int row) const { return int64(run) * batch + first + row; }
@@ -145,11 +146,13 @@ template <bool BACK> struct Sweep {
     DEVICE void poison_old() const {
         constexpr int words = team_buffer_words<BACK>(), share = ceil_div(words, CLUSTER);
         Words* old = team_buffer(exchange + TEAM_BUFFERS - 2);
+#pragma unroll 1
         for (int i = rank * share + thread_index(); i < smaller(rank * share + share, words); i += THREADS)
             store_for_team(old + i, {POISON, POISON, POISON, POISON});
         if (exchange % TEAM_FENCE == 0) gpu_fence();
     }
-    // Brings all rows to shared memory; words that have not come are asked for again, all at once.
+    // Brings all rows to shared memory; words that have not come are asked for again, all at once. A thread's first word tells
+    // when that is worth while: the second cache is busy enough.
     template <int INPUTS> DEVICE void receive_from_team() const {
         constexpr int in_row = INPUTS / SENT_TOGETHER, words = ROWS * in_row, stride = row_stride<BACK>() / SENT_TOGETHER;
         constexpr int at_once = smaller(ceil_div(words, THREADS), WORDS_AT_ONCE);
@@ -159,7 +162,11 @@ template <bool BACK> struct Sweep {
             Words w[at_once];
 #pragma unroll
             for (int k = 0; k < at_once; ++k) w[k].x = begin + k * THREADS < words ? POISON : 0, w[k].y = w[k].z = w[k].w = 0;
-            bool missing;
+            bool missing = ONE_FIRST && begin < THREADS;
+            while (missing) {
+                load_if(true, w[0], from + begin);
+                missing = has_poison(w[0]);
+            }
             do {
 #pragma unroll
                 for (int k = 0; k < at_once; ++k) load_if(has_poison(w[k]), w[k], from + begin + k * THREADS);
