@@ -586,8 +586,8 @@ def test_weights_may_begin_at_any_address(place, engine):
     assert torch.equal(given, expected)
 
 
-@pytest.mark.parametrize(("cluster", "place"), [(1, REGISTERS), (2, GLOBAL)])
-def test_runs_side_by_side_equal_each_alone(cluster, place, engine):
+@pytest.mark.parametrize(("cluster", "place", "team"), [(1, REGISTERS, False), (2, GLOBAL, False), (3, GLOBAL, True)])
+def test_runs_side_by_side_equal_each_alone(cluster, place, team, engine):
     rec = Recurrence("dmu", "tanh")
     generator = torch.Generator().manual_seed(9)
     weights = [
@@ -595,7 +595,7 @@ def test_runs_side_by_side_equal_each_alone(cluster, place, engine):
         for ws in zip(*(draw_weights(rec, 3, 5, [4], generator) for _ in range(3)), strict=True)
     ]
     x = torch.randn(3, 4, 3, 3, generator=generator).to(DEVICE)
-    engine(small(2, cluster, place))
+    engine(small(2, cluster, place, product=MMA if team else FMA, team=team))
 
     def loss(x, *weights):
         from deepmemory import ops
