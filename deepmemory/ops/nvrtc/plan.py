@@ -21,7 +21,8 @@ CLUSTERS = (2, 3, 4, 5, 6, 7, 8, 16)  # 16 is Hopper's largest
 MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
 ROWS = {FMA: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), MMA: (4, 6, 8, 10, 12, 16, 24, 32)}
 # What a step takes, in microseconds. READ and MULTIPLICATION are an H200's bandwidths; the others were chosen so that
-# the estimate ranks the layouts that were timed on one as they came out.
+# the estimate ranks the layouts that were timed on one as they came out. Those of teams, of which none was timed,
+# follow from what such a GPU's second cache gives when nothing else is done.
 BARRIER, EXCHANGE, TEAM_EXCHANGE = 0.24, 0.49, 1.0  # a layer's fixed cost in one block, in a cluster, and in a team
 WARP = 7e-3  # and for each warp that takes part
 FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element for each lane; every further one
