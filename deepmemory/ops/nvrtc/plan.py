@@ -191,10 +191,12 @@ def plan(
     shared_limit: int,
     clusters_at_once: Mapping[int, int],
     steps: int = MANY_STEPS,
+    with_teams: bool = False,
 ) -> Plan:
     """The layout whose sweeps should take the least time, with as many waves of blocks as it needs.
 
-    ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
+    ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time. Teams are
+    considered where weights find no room in a cluster, if at all.
     """
     best: tuple[float, Plan] | None = None
     for product, cluster in itertools.product(products, (1, *clusters_at_once)):
@@ -215,7 +217,8 @@ def plan(
                     if best is None or cost < best[0]:
                         best = cost, layout
     assert best is not None, "one row in one block always fits: weights may be streamed"
-    if clusters_at_once and MMA in products and any((*best[1].forward.streamed, *best[1].backward.streamed)):
+    streams = any((*best[1].forward.streamed, *best[1].backward.streamed))
+    if with_teams and clusters_at_once and MMA in products and streams:
         candidates = teams(shape, runs, batch, multiprocessors)
         for (team, rows), warps in itertools.product(candidates, (FEW_WARPS, MOST_WARPS)):
             layout = lay_out(shape, MMA, rows, team, warps, shared_limit, team=True)
