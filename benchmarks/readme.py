@@ -15,6 +15,7 @@ import gru_study
 import limits
 import public_programs
 import rates
+import variations
 
 from deepmemory.lab.bench.speed import PRECISIONS
 from deepmemory.lab.bench.tables import markdown_table, speed_table
@@ -37,6 +38,7 @@ PAGES = (
     "docs/engines.md",
     "docs/faq.md",
     "docs/paper.md",
+    "docs/regularisation.md",
     "docs/why-dmu.md",
 )
 RESULTS = {"CPU": "cpu.json", "H200": "h200.json"}
@@ -84,6 +86,7 @@ def tables() -> dict[str, str]:
         "swap advice": rates.advice_table(swapped),
         "swap starts": rates.start_table(swapped),
         "public programs": public_programs.table(),
+        "variations": variations.table(json.loads(variations.RESULTS.read_text())),
     }
 
 

@@ -104,7 +104,7 @@ def test_tables_are_what_was_recorded(monkeypatch):
         assert any(f"<!-- {name} -->" in text for text in pages.values()), name
     for page, text in pages.items():
         assert readme.with_tables(text) == text, page
-    for module in ("readme", "gru_study", "rates"):
+    for module in ("readme", "gru_study", "rates", "variations"):
         sys.modules.pop(module)
 
 
