@@ -13,7 +13,6 @@ from deepmemory.export.rounding import round_rows
 from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import Classic, DeepMemory, Definition, GivenTransition, Highway
 from deepmemory.nn.recurrent import Recurrent
-from deepmemory.nn.regularisation import zoneout_rates
 from deepmemory.ops.recurrence import LEAKY_SLOPE
 
 
@@ -24,7 +23,6 @@ class Layer(NamedTuple):
     weights: Mapping[str, Tensor]  # by their names without the number of the layer
     input_size: int
     hidden_size: int
-    zoneout: tuple[float, ...]  # for each tensor of the state; () is none
 
     @property
     def cell(self) -> str:
@@ -42,17 +40,16 @@ def layers_of(module: Recurrent | Cell) -> Iterator[Layer]:
     name = type(module).__name__
     if isinstance(module.definition, GivenTransition):
         raise ValueError(f"c: {name} has a transition given as a module; a list of widths can be written as C")
-    zoneout = zoneout_rates(module.zoneout, len(module.definition.state_sizes(1))) if module.zoneout else ()
     if isinstance(module, Cell):
         weights = {key: getattr(module, key) for key in module._names}
-        yield Layer(module.definition, weights, module.input_size, module.hidden_size, zoneout)
+        yield Layer(module.definition, weights, module.input_size, module.hidden_size)
         return
     if module.bidirectional:
         raise ValueError(f"c: {name} also reads backwards and cannot go step by step; bidirectional=False can")
     for index, width in enumerate(module._widths):
         keys = [key.removesuffix(module._suffix(index, 0)) for key in module._all_weights[index]]
         weights = dict(zip(keys, module._weights(index, 0), strict=True))
-        yield Layer(module.definition, weights, module._layer_input_size(index), width, zoneout)
+        yield Layer(module.definition, weights, module._layer_input_size(index), width)
 
 
 def number(value: float) -> str:
@@ -220,8 +217,4 @@ def step_of(constants: Constants, name: str, layer: Layer) -> Statements:
     """What one layer does at every step."""
     body = Statements(constants, name, layer)
     CELLS[layer.cell](body)
-    for (state, size), rate in zip(layer.states.items(), layer.zoneout, strict=False):
-        body.buffers[f"old_{state}"] = size
-        body.lines.insert(0, copied(f"old_{state}", state, size))
-        body.call("keep", state, f"old_{state}", number(rate), size)
     return body

@@ -177,13 +177,6 @@ static void @_layer_norm(float *v, const float *gain, const float *shift, int n)
     for (int i = 0; i < n; i++)
         v[i] = (v[i] - mean) * factor * gain[i] + (shift ? shift[i] : 0.0f);
 }""",
-    "keep": """\
-/* Zoneout in evaluation: the share of the old state that training keeps on average. */
-static void @_keep(float *h, const float *old, float share, int n)
-{
-    for (int i = 0; i < n; i++)
-        h[i] = old[i] * share + h[i] * (1.0f - share);
-}""",
     "memory_update": """\
 /* h = h * sigmoid(z) + tanh(candidate) * (1 - sigmoid(z)), with v = [z, candidate] */
 static void @_memory_update(float *h, const float *v, int n)

@@ -77,7 +77,7 @@ def gates(model: nn.Module, inputs: Any, **options: Any) -> Gates:
     parts = []
     for record in observed:
         dmu = dmus[record.name]
-        keep = record.in_order(dmu.zoneout + (1 - dmu.zoneout) * keep_shares(dmu, record))
+        keep = record.in_order(keep_shares(dmu, record))
         parts.append(LayerGates(record.name, record.call, record.layer, record.direction, keep))
     return Gates(tuple(parts))
 

@@ -74,11 +74,10 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
         by_state = torch.func.vmap(torch.func.jacrev(transition, 1), randomness="different")(x, h)
     z_by_state, candidate_by_state = by_state.chunk(2, -2)
     keep, new = torch.sigmoid(z), torch.tanh(candidate)
-    zoned_out = dmu.zoneout  # the share of steps at which a unit keeps its state whatever the gate says
     terms = (
-        (zoned_out + (1 - zoned_out) * keep).diag_embed(),
-        ((1 - zoned_out) * (h - new) * keep * (1 - keep))[..., None] * z_by_state,
-        ((1 - zoned_out) * (1 - new**2) * (1 - keep))[..., None] * candidate_by_state,
+        keep.diag_embed(),
+        ((h - new) * keep * (1 - keep))[..., None] * z_by_state,
+        ((1 - new**2) * (1 - keep))[..., None] * candidate_by_state,
     )
     return StepJacobian(*(term if batched else term[0] for term in terms))
 

@@ -67,9 +67,8 @@ def check_place(dmu: DMU | DMUCell, layer: int, direction: int) -> None:
 
 def check_deterministic(dmu: DMU | DMUCell, what: str) -> None:
     """Raise where steps are random: such a step has no single Jacobian and no single gate."""
-    dropped = dmu.recurrent_dropout or dmu.transition_dropout if isinstance(dmu, DMU) else 0.0
-    if dmu.training and (dmu.zoneout or dropped):
-        raise ValueError(f"{what}: zoneout or dropout makes this DMU's steps random; call .eval() first")
+    if dmu.training and isinstance(dmu, DMU) and (dmu.recurrent_dropout or dmu.transition_dropout):
+        raise ValueError(f"{what}: dropout makes this DMU's steps random; call .eval() first")
 
 
 def for_analysis(tensor: Tensor) -> Tensor:

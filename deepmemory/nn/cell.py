@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from deepmemory.nn.defined import Defined
 from deepmemory.nn.definition import Definition
 from deepmemory.nn.precision import check_state, convert_input, runs_in
-from deepmemory.nn.regularisation import check_probability
 from deepmemory.ops import plain
 from deepmemory.ops.recurrence import FULL_LENGTH, Variation
 
@@ -29,8 +28,6 @@ class Cell(Defined):
         bias: bool = True,
         device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
-        *,
-        zoneout: float = 0.0,
     ) -> None:
         super().__init__()
         for option, size in (("input_size", input_size), ("hidden_size", hidden_size)):
@@ -43,7 +40,6 @@ class Cell(Defined):
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.bias = bool(bias)
-        self.zoneout = check_probability(type(self).__name__, "zoneout", "a unit keeping its state for a step", zoneout)
         shapes = definition.shapes(input_size, hidden_size, self.bias)
         self._names = list(shapes)
         for name, shape in shapes.items():
@@ -56,8 +52,7 @@ class Cell(Defined):
 
     def extra_repr(self) -> str:
         """Sizes first, then what differs from the defaults."""
-        parts = f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
-        return parts + (f", zoneout={self.zoneout}" if self.zoneout else "")
+        return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """The next state: input (B, m) or (m), state (B, d) or (d)."""
@@ -88,10 +83,4 @@ class Cell(Defined):
         rec = self.definition.recurrence(self.bias)
         weights = [getattr(self, name) for name in self._names]
         projected = nn.functional.linear(x, *rec.input_weights(weights))
-        step, inputs = plain.varied(rec, self._variation(), projected, (h,))
-        return step(inputs, (h,), weights, FULL_LENGTH)[0]
-
-    def _variation(self) -> Variation | None:
-        if not (self.zoneout or self.layer_norm):
-            return None
-        return Variation((self.zoneout,) if self.zoneout else (), self.training, self.layer_norm)
+        return plain.varied(rec, Variation(self.layer_norm))(projected, (h,), weights, FULL_LENGTH)[0]

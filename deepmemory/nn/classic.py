@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deepmemory.nn.definition import Classic, check_memory_bias
 from deepmemory.nn.recurrent import Recurrent
+from deepmemory.nn.removed import refuses
 
 
 class RNN(Recurrent):
@@ -39,13 +40,13 @@ class RNN(Recurrent):
         dtype: Of the weights.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
         recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
             for each sequence, as a mask s: the weights see s * h.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
 
+    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -61,7 +62,6 @@ class RNN(Recurrent):
         *,
         engine: str = "auto",
         recompute: bool = False,
-        zoneout: float = 0.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
@@ -77,7 +77,6 @@ class RNN(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
-            zoneout=zoneout,
             recurrent_dropout=recurrent_dropout,
         )
         self.nonlinearity = nonlinearity
@@ -122,7 +121,6 @@ class GRU(Recurrent):
             fresh layer keep its state. A state_dict that is loaded later replaces it.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
         recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
             for each sequence, as a mask s: the weights see s * h.
 
@@ -131,6 +129,7 @@ class GRU(Recurrent):
 
     mode = "GRU"
 
+    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -146,7 +145,6 @@ class GRU(Recurrent):
         memory_bias: float = 0.0,
         engine: str = "auto",
         recompute: bool = False,
-        zoneout: float = 0.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
@@ -162,7 +160,6 @@ class GRU(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
-            zoneout=zoneout,
             recurrent_dropout=recurrent_dropout,
         )
         self.memory_bias = float(memory_bias)
@@ -207,8 +204,6 @@ class LSTM(Recurrent):
             fresh layer keep its state. A state_dict that is loaded later replaces it.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        zoneout: Probability that a unit keeps its state for a step, or two of them, for h and for c. Runs on the
-            plain engine.
         recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
             for each sequence, as a mask s: the weights see s * h.
 
@@ -218,6 +213,7 @@ class LSTM(Recurrent):
 
     mode = "LSTM"
 
+    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -234,7 +230,6 @@ class LSTM(Recurrent):
         memory_bias: float = 0.0,
         engine: str = "auto",
         recompute: bool = False,
-        zoneout: float | tuple[float, float] = 0.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
@@ -250,7 +245,6 @@ class LSTM(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
-            zoneout=zoneout,
             recurrent_dropout=recurrent_dropout,
         )
         self.memory_bias = float(memory_bias)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from deepmemory.nn.definition import DEFINITIONS, Definition
 from deepmemory.nn.precision import UNQUANTISED
+from deepmemory.nn.removed import refuse
 
 
 class Defined(nn.Module):
@@ -56,6 +57,8 @@ class Defined(nn.Module):
         return self.__dict__ | {"definition": plain}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """The reverse of :meth:`__getstate__`."""
+        """The reverse of :meth:`__getstate__`, also for modules from before an option was removed."""
+        if type(self).__module__.startswith(f"{__package__}."):  # a subclass may have attributes of these names
+            refuse(type(self).__name__, {option: value for option, value in state.items() if value})
         name, values = state["definition"]
         super().__setstate__(state | {"definition": DEFINITIONS[name](**values)})

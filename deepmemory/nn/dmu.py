@@ -12,8 +12,9 @@ from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import DeepMemory, GivenTransition, check_memory_bias
 from deepmemory.nn.recurrent import Recurrent, State
 from deepmemory.nn.regularisation import check_probability
+from deepmemory.nn.removed import refuses
 from deepmemory.ops import plain
-from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
+from deepmemory.ops.recurrence import Recurrence, Sequences
 
 Transition = Sequence[int] | nn.Module | Sequence[nn.Module] | None
 
@@ -113,7 +114,6 @@ class DMU(Recurrent):
         transition_dropout: Probability that a unit of a hidden layer is zero. Drawn once per call for each sequence.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
         layer_norm: ``True`` normalises the hidden layers before their activation. Runs on the plain engine.
 
     Shapes, with D = 2 if bidirectional, else 1:
@@ -136,8 +136,8 @@ class DMU(Recurrent):
     """
 
     mode = "DMU"
-    zoneout: float
 
+    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -158,7 +158,6 @@ class DMU(Recurrent):
         transition_dropout: float = 0.0,
         engine: str = "auto",
         recompute: bool = False,
-        zoneout: float = 0.0,
         layer_norm: bool = False,
     ) -> None:
         modules = self._modules_given(transition)
@@ -181,7 +180,6 @@ class DMU(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
-            zoneout=zoneout,
             recurrent_dropout=recurrent_dropout,
         )
         self.layer_norm = layer_norm
@@ -252,8 +250,7 @@ class DMU(Recurrent):
             return (plain.memory_update(check_transformed("DMU", transformed, width), h),)
 
         x = plain.without_padding(x, sequences.lengths)
-        taken, inputs = plain.zoned_out(self._variation(), step, x, state)
-        return plain.iterate(taken, inputs, state, list(given.values()), sequences, reverse=bool(direction))
+        return plain.iterate(step, x, state, list(given.values()), sequences, reverse=bool(direction))
 
 
 def is_dense(module: DMU | DMUCell) -> bool:
@@ -311,7 +308,6 @@ class DMUCell(Cell):
         transition: As for :class:`DMU`: widths, ``None`` or one ``nn.Module``.
         activation: Of the hidden layers.
         memory_bias: Added to the bias of z at initialisation.
-        zoneout: Probability that a unit keeps its state for a step.
         layer_norm: ``True`` normalises the hidden layers before their activation.
         residual: ``True`` adds every hidden layer from the second on to the one before it; hidden layers must have one
             width.
@@ -320,6 +316,7 @@ class DMUCell(Cell):
     if not given.
     """
 
+    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -331,7 +328,6 @@ class DMUCell(Cell):
         transition: Sequence[int] | nn.Module | None = None,
         activation: str = "leaky_relu",
         memory_bias: float = 0.0,
-        zoneout: float = 0.0,
         layer_norm: bool = False,
         residual: bool = False,
     ) -> None:
@@ -348,7 +344,6 @@ class DMUCell(Cell):
             bias,
             device,
             dtype,
-            zoneout=zoneout,
         )
         self.layer_norm = layer_norm
         self.residual = residual
@@ -375,11 +370,5 @@ class DMUCell(Cell):
     def _step(self, x: Tensor, h: Tensor) -> Tensor:
         if not isinstance(self.transition, nn.Module):
             return super()._step(x, h)
-        transition = self.transition
-
-        def step(x: Tensor, state: State, *_: object) -> State:
-            transformed = transition(torch.cat([x, *state], -1))
-            return (plain.memory_update(check_transformed("DMUCell", transformed, self.hidden_size), *state),)
-
-        taken, inputs = plain.zoned_out(self._variation(), step, x, (h,))
-        return taken(inputs, (h,), [], FULL_LENGTH)[0]
+        transformed = self.transition(torch.cat([x, h], -1))
+        return plain.memory_update(check_transformed("DMUCell", transformed, self.hidden_size), h)

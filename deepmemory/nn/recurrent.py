@@ -18,7 +18,7 @@ from deepmemory.nn.defined import Defined
 from deepmemory.nn.definition import Definition
 from deepmemory.nn.packing import unpack
 from deepmemory.nn.precision import check_state, convert_input, runs_in
-from deepmemory.nn.regularisation import Zoneout, check_probability, check_zoneout, draw_mask, zoneout_rates
+from deepmemory.nn.regularisation import check_probability, draw_mask
 from deepmemory.nn.sequences import check_lengths, check_masks, check_resets
 from deepmemory.ops import Sequences, engines, resets_of_sweep
 from deepmemory.ops.recurrence import FULL_LENGTH, Variation
@@ -57,7 +57,6 @@ class Recurrent(Defined):
         *,
         engine: str = "auto",
         recompute: bool = False,
-        zoneout: Zoneout = 0.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__()
@@ -74,11 +73,8 @@ class Recurrent(Defined):
         self.bidirectional = bool(bidirectional)
         self.engine = engine
         self.recompute = recompute
-        name = type(self).__name__
-        self.zoneout = check_zoneout(name, zoneout, len(definition.state_sizes(1)))
-        self.recurrent_dropout = check_probability(
-            name, "recurrent_dropout", "a unit of the state being zeroed for the transition", recurrent_dropout
-        )
+        meaning = "a unit of the state being zeroed for the transition"
+        self.recurrent_dropout = check_probability(type(self).__name__, "recurrent_dropout", meaning, recurrent_dropout)
         self._widths = widths
         self._all_weights: list[list[str]] = []  # their names, for each layer and direction
         for layer, hidden in enumerate(widths):
@@ -176,7 +172,7 @@ class Recurrent(Defined):
             warnings.warn(
                 "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
                 f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
-                stacklevel=4,
+                stacklevel=5,
             )
         if engine not in ("auto", *engines.NAMES):
             raise ValueError(f"{name}: unknown engine {engine!r}; choose from {', '.join(('auto', *engines.NAMES))}")
@@ -188,7 +184,7 @@ class Recurrent(Defined):
         parts += [f"proj_size={self.proj_size}"] if self.proj_size else []
         parts += [f"num_layers={self.num_layers}"] if self.num_layers != 1 and isinstance(size, int) else []
         defaults: dict[str, Any] = {"bias": True, "batch_first": False, "dropout": 0.0, "bidirectional": False}
-        defaults |= {"engine": "auto", "recompute": False, "zoneout": 0.0, "recurrent_dropout": 0.0}
+        defaults |= {"engine": "auto", "recompute": False, "recurrent_dropout": 0.0}
         parts += [f"{key}={getattr(self, key)!r}" for key, default in defaults.items() if getattr(self, key) != default]
         return ", ".join(parts)
 
@@ -344,10 +340,7 @@ class Recurrent(Defined):
 
     def _variation(self) -> Variation | None:
         """What only the plain engine can do, where something of it was asked for."""
-        if not (self.zoneout or self.layer_norm):
-            return None
-        rates = zoneout_rates(self.zoneout, len(self.definition.state_sizes(1)))
-        return Variation(rates, self.training, self.layer_norm)
+        return Variation(self.layer_norm) if self.layer_norm else None
 
     def _run(self, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
         """One layer in one direction."""

@@ -1,4 +1,4 @@
-"""Zoneout and dropout inside the recurrence: what may be asked for, and masks."""
+"""Dropout inside the recurrence: what may be asked for, and masks."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Zoneout = float | tuple[float, float]  # of h, or of h and c where they differ
-
 
 def check_probability(name: str, option: str, meaning: str, value: Any) -> float:
     """A number between 0 and 1, or torch's error for dropout."""
@@ -20,24 +18,6 @@ def check_probability(name: str, option: str, meaning: str, value: Any) -> float
             f"got {value!r}"
         )
     return float(value)  # type: ignore[arg-type]
-
-
-def check_zoneout(name: str, zoneout: Any, parts: int) -> Zoneout:
-    """One probability, or one for each of the state's two tensors; 0.0 where nothing is ever kept."""
-    meaning = "a unit keeping its state for a step"
-    if parts == 2 and isinstance(zoneout, tuple | list):
-        if len(zoneout) != parts:
-            raise ValueError(f"{name}: zoneout should be one number, or two for h and c, got {zoneout!r}")
-        of_h, of_c = (check_probability(name, "zoneout", meaning, rate) for rate in zoneout)
-        return (of_h, of_c) if of_h or of_c else 0.0
-    return check_probability(name, "zoneout", meaning, zoneout)
-
-
-def zoneout_rates(zoneout: Zoneout, parts: int) -> tuple[float, ...]:
-    """One for each tensor of the state; none if there is no zoneout."""
-    if isinstance(zoneout, tuple):
-        return zoneout
-    return (zoneout,) * parts if zoneout else ()
 
 
 def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:

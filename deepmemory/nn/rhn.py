@@ -9,6 +9,7 @@ import torch
 from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import Highway
 from deepmemory.nn.recurrent import Recurrent
+from deepmemory.nn.removed import refuses
 
 
 class RHN(Recurrent):
@@ -40,7 +41,6 @@ class RHN(Recurrent):
         depth: Micro-layers per time step.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        zoneout: Probability that a unit keeps its state for a step. Runs on the plain engine.
         recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
             for each sequence, as a mask s: the weights see s * h in every micro-layer.
 
@@ -49,6 +49,7 @@ class RHN(Recurrent):
 
     mode = "RHN"
 
+    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -64,7 +65,6 @@ class RHN(Recurrent):
         depth: int = 1,
         engine: str = "auto",
         recompute: bool = False,
-        zoneout: float = 0.0,
         recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__(
@@ -80,7 +80,6 @@ class RHN(Recurrent):
             dtype,
             engine=engine,
             recompute=recompute,
-            zoneout=zoneout,
             recurrent_dropout=recurrent_dropout,
         )
         self.depth = depth
@@ -110,12 +109,12 @@ class RHNCell(Cell):
         device: Where the weights are made.
         dtype: Of the weights.
         depth: Micro-layers per step.
-        zoneout: Probability that a unit keeps its state for a step.
 
     Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h is zeros
     if not given.
     """
 
+    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -125,9 +124,8 @@ class RHNCell(Cell):
         dtype: torch.dtype | None = None,
         *,
         depth: int = 1,
-        zoneout: float = 0.0,
     ) -> None:
-        super().__init__(Highway(depth), input_size, hidden_size, bias, device, dtype, zoneout=zoneout)
+        super().__init__(Highway(depth), input_size, hidden_size, bias, device, dtype)
         self.depth = depth
 
     def extra_repr(self) -> str:

@@ -149,44 +149,14 @@ def scan(
 ) -> tuple[Tensor, State]:
     """Run one layer over all time steps: x (T, B, m) to y (T, B, d) and the final state."""
     projected = F.linear(without_padding(x, sequences.lengths), *rec.input_weights(weights))
-    step, inputs = varied(rec, variation, projected, state)
-    return iterate(step, inputs, state, weights, sequences, rec.reverse)
+    return iterate(varied(rec, variation), projected, state, weights, sequences, rec.reverse)
 
 
-def varied(rec: Recurrence, variation: Variation | None, inputs: Tensor, state: State) -> tuple[BoundStep, Tensor]:
-    """The step of a cell, and what it reads at every time beside the state."""
-    step: BoundStep = partial(STEP[rec.cell], rec)
-    if variation is None:
-        return step, inputs
-    if variation.layer_norm:
-        step = partial(dmu_step, rec, layer_norm=True)
-    return zoned_out(variation, step, inputs, state)
-
-
-def zoned_out(variation: Variation | None, step: BoundStep, inputs: Tensor, state: State) -> tuple[BoundStep, Tensor]:
-    """A step after which a unit keeps its old value with some probability; in evaluation, the average of that.
-
-    What is kept is drawn for all times, sequences and units at once and travels beside ``inputs`` (..., features).
-    """
-    if variation is None or not variation.zoneout:
-        return step, inputs
-    rates = variation.zoneout
-
-    def mix(old: State, new: State, kept: Sequence[Tensor | float]) -> State:
-        return tuple(o * k + n * (1 - k) for o, n, k in zip(old, new, kept, strict=True))
-
-    if not variation.training:
-        return lambda x_t, old, *given: mix(old, step(x_t, old, *given), rates), inputs
-    sizes = [part.shape[-1] for part in state]
-    at, pairs = inputs.device, zip(sizes, rates, strict=True)
-    kept = [torch.rand(*inputs.shape[:-1], n, device=at, dtype=torch.float32) < p for n, p in pairs]
-    columns = [inputs.shape[-1], *sizes]
-
-    def drawn(x_t: Tensor, old: State, weights: list[Tensor], sequences: Sequences) -> State:
-        x_t, *kept = x_t.split(columns, -1)
-        return mix(old, step(x_t, old, weights, sequences), kept)
-
-    return drawn, torch.cat([inputs, *(k.to(inputs.dtype) for k in kept)], -1)
+def varied(rec: Recurrence, variation: Variation | None) -> BoundStep:
+    """The step of a cell."""
+    if variation is not None and variation.layer_norm:
+        return partial(dmu_step, rec, layer_norm=True)
+    return partial(STEP[rec.cell], rec)
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:

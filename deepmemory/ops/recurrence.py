@@ -124,12 +124,9 @@ class Variation(NamedTuple):
     ``layer_norm`` adds a gain (w_k) and, with biases, a shift (w_k) for every hidden layer at the end of the weights.
     """
 
-    zoneout: tuple[float, ...] = ()  # how likely a unit keeps its value, for each tensor of the state; () is none
-    training: bool = False  # whether zoneout draws, or gives what its draws give on average
     layer_norm: bool = False  # of the hidden layers of a dmu, before their activation
 
     @property
     def named(self) -> str:
         """The names of the arguments that ask for it."""
-        asked = {"zoneout": self.zoneout, "layer_norm": self.layer_norm}
-        return ", ".join(name for name, value in asked.items() if value)
+        return "layer_norm" if self.layer_norm else ""

@@ -28,7 +28,7 @@ MODELS = {
     "layer_norm without bias": lambda: [dm.DMU(3, 5, layer_norm=True, bias=False)],
     "relu": lambda: [dm.RNN(3, 5, nonlinearity="relu")],
     "projected": lambda: [dm.LSTM(3, 7, 2, proj_size=4)],
-    "zoneout": lambda: [dm.LSTM(3, 5, zoneout=(0.1, 0.3)), dm.GRU(5, 4, zoneout=0.2)],
+    "dropout": lambda: [dm.LSTM(3, 5, recurrent_dropout=0.3), dm.DMU(5, 4, transition_dropout=0.2)],
     "widths": lambda: [dm.DMU(3, [5, 7, 2]), nn.Linear(2, 3, bias=False)],
     "stacked": lambda: [dm.GRU(3, 5, 2), dm.RHN(5, 4, depth=2), nn.Dropout(), dm.LSTM(4, 6), nn.Linear(6, 1)],
     "cells": lambda: [dm.DMUCell(3, 5, transition=[4]), dm.RHNCell(5, 5, depth=2)],
