@@ -152,8 +152,6 @@ def dmu(body: Statements) -> None:
     body.linear(here, body.bias("bias_1"), "weight_ih", "x")
     body.linear(here, here, "weight_hh", "h")
     for k, width in enumerate(widths[:-1], start=1):
-        if definition.layer_norm:
-            body.call("layer_norm", here, body.bias(f"norm_weight_{k}"), body.bias(f"norm_bias_{k}"), width)
         slope = [number(LEAKY_SLOPE)] if definition.activation == "leaky_relu" else []
         body.call(definition.activation, here, width, *slope)
         if definition.residual and k > 1:

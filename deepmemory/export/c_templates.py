@@ -165,18 +165,6 @@ static void @_add(float *v, const float *other, int n)
     for (int i = 0; i < n; i++)
         v[i] += other[i];
 }""",
-    "layer_norm": """\
-static void @_layer_norm(float *v, const float *gain, const float *shift, int n)
-{
-    float mean = 0.0f, variance = 0.0f;
-    for (int i = 0; i < n; i++)
-        mean += v[i] / (float)n;
-    for (int i = 0; i < n; i++)
-        variance += (v[i] - mean) * (v[i] - mean) / (float)n;
-    const float factor = 1.0f / sqrtf(variance + 1e-5f);
-    for (int i = 0; i < n; i++)
-        v[i] = (v[i] - mean) * factor * gain[i] + (shift ? shift[i] : 0.0f);
-}""",
     "memory_update": """\
 /* h = h * sigmoid(z) + tanh(candidate) * (1 - sigmoid(z)), with v = [z, candidate] */
 static void @_memory_update(float *h, const float *v, int n)

@@ -54,7 +54,7 @@ def transition_of(
     def dense(x: Tensor, h: Tensor) -> Tensor:
         fitting = [weight.to(x.dtype) for weight in weights]
         projected = F.linear(x, *rec.input_weights(fitting))
-        return plain.dmu_transition(rec, projected, h, fitting, sequences, dmu.layer_norm)
+        return plain.dmu_transition(rec, projected, h, fitting, sequences)
 
     return dense
 

@@ -11,13 +11,12 @@ from deepmemory.nn.defined import Defined
 from deepmemory.nn.definition import Definition
 from deepmemory.nn.precision import check_state, convert_input, runs_in
 from deepmemory.ops import plain
-from deepmemory.ops.recurrence import FULL_LENGTH, Variation
+from deepmemory.ops.recurrence import FULL_LENGTH
 
 
 class Cell(Defined):
     """One step of one layer: ``h = cell(x, h)``."""
 
-    layer_norm = False  # a DMUCell may have it
     memory_bias = 0.0  # a DMUCell may have one
 
     def __init__(
@@ -83,4 +82,4 @@ class Cell(Defined):
         rec = self.definition.recurrence(self.bias)
         weights = [getattr(self, name) for name in self._names]
         projected = nn.functional.linear(x, *rec.input_weights(weights))
-        return plain.varied(rec, Variation(self.layer_norm))(projected, (h,), weights, FULL_LENGTH)[0]
+        return plain.STEP[rec.cell](rec, projected, (h,), weights, FULL_LENGTH)[0]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deepmemory.nn.definition import DEFINITIONS, Definition
 from deepmemory.nn.precision import UNQUANTISED
-from deepmemory.nn.removed import refuse
+from deepmemory.nn.removed import REMOVED, refuse
 
 
 class Defined(nn.Module):
@@ -61,4 +61,5 @@ class Defined(nn.Module):
         if type(self).__module__.startswith(f"{__package__}."):  # a subclass may have attributes of these names
             refuse(type(self).__name__, {option: value for option, value in state.items() if value})
         name, values = state["definition"]
-        super().__setstate__(state | {"definition": DEFINITIONS[name](**values)})
+        kept = {option: value for option, value in values.items() if option not in REMOVED}
+        super().__setstate__(state | {"definition": DEFINITIONS[name](**kept)})

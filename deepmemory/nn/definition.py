@@ -70,18 +70,14 @@ class DeepMemory:
     transition: tuple[int, ...] | None  # widths of the hidden layers; None is one as wide as the state
     activation: str
     memory_bias: float
-    layer_norm: bool = False  # of the hidden layers, before their activation
     residual: bool = False  # a hidden layer adds to the one before it
 
     def check(self, name: str, widths: list[int]) -> None:
         """See :class:`Definition`."""
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"{name}: unknown activation {self.activation!r}; choose from {', '.join(ACTIVATIONS)}")
-        for option, value in (("layer_norm", self.layer_norm), ("residual", self.residual)):
-            if not isinstance(value, bool):
-                raise TypeError(f"{name}: {option} should be of type bool, got: {type(value).__name__}")
-        if self.layer_norm and self.depth == 1:
-            raise ValueError(f"{name}: layer_norm=True needs a hidden layer to normalise, got transition=[]")
+        if not isinstance(self.residual, bool):
+            raise TypeError(f"{name}: residual should be of type bool, got: {type(self.residual).__name__}")
         hidden = self.hidden_widths(widths[0])
         if self.residual and len(set(hidden)) > 1:
             raise ValueError(
@@ -106,11 +102,7 @@ class DeepMemory:
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
         """See :class:`Definition`."""
         hidden = self.hidden_widths(hidden_size)
-        shapes = transition_shapes([*hidden, 2 * hidden_size], input_size, hidden_size, hidden, bias)
-        if self.layer_norm:
-            for k, width in enumerate(hidden, start=1):
-                shapes |= {f"norm_weight_{k}": (width,)} | ({f"norm_bias_{k}": (width,)} if bias else {})
-        return shapes
+        return transition_shapes([*hidden, 2 * hidden_size], input_size, hidden_size, hidden, bias)
 
     @torch.no_grad()
     def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
@@ -121,9 +113,6 @@ class DeepMemory:
         hidden_gain = activation_gain(self.activation)
         last = f"_{self.depth}"
         for name, weight in weights.items():
-            if name.startswith("norm"):
-                weight.fill_(1.0 if name.startswith("norm_weight") else 0.0)
-                continue
             if name.startswith("bias"):
                 weight.zero_()
                 continue

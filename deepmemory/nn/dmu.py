@@ -114,7 +114,6 @@ class DMU(Recurrent):
         transition_dropout: Probability that a unit of a hidden layer is zero. Drawn once per call for each sequence.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
         recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        layer_norm: ``True`` normalises the hidden layers before their activation. Runs on the plain engine.
 
     Shapes, with D = 2 if bidirectional, else 1:
 
@@ -137,7 +136,7 @@ class DMU(Recurrent):
 
     mode = "DMU"
 
-    @refuses("zoneout")
+    @refuses("zoneout", "layer_norm")
     def __init__(
         self,
         input_size: int,
@@ -158,17 +157,16 @@ class DMU(Recurrent):
         transition_dropout: float = 0.0,
         engine: str = "auto",
         recompute: bool = False,
-        layer_norm: bool = False,
     ) -> None:
         modules = self._modules_given(transition)
         if modules is not None:
             check_own_bias("DMU", memory_bias)
-            check_own_layers("DMU", layer_norm=layer_norm, residual=residual, transition_dropout=transition_dropout)
+            check_own_layers("DMU", residual=residual, transition_dropout=transition_dropout)
         widths = None if modules is not None else check_widths("DMU", transition)  # type: ignore[arg-type]
         memory_bias = check_memory_bias("DMU", memory_bias, bias)
         kind = DeepMemory if modules is None else GivenTransition
         super().__init__(
-            kind(widths, activation, memory_bias, layer_norm, residual),
+            kind(widths, activation, memory_bias, residual),
             input_size,
             hidden_size,
             num_layers,
@@ -182,7 +180,6 @@ class DMU(Recurrent):
             recompute=recompute,
             recurrent_dropout=recurrent_dropout,
         )
-        self.layer_norm = layer_norm
         self.residual = residual
         self.transition_dropout = check_probability(
             "DMU", "transition_dropout", "a unit of a hidden layer being zeroed", transition_dropout
@@ -257,7 +254,7 @@ def is_dense(module: DMU | DMUCell) -> bool:
     """Whether the feedforward network is its linear layers with activations between them, and nothing more."""
     definition = module.definition
     assert isinstance(definition, DeepMemory)
-    return not (isinstance(module.transition, nn.Module) or module.layer_norm or definition.adds_layers)
+    return not (isinstance(module.transition, nn.Module) or definition.adds_layers)
 
 
 def check_listed(module: DMU | DMUCell) -> None:
@@ -266,8 +263,7 @@ def check_listed(module: DMU | DMUCell) -> None:
     if isinstance(module.transition, nn.Module):
         raise TypeError(f"{name}: a transition given as a module has no fixed list of weights; see .transition")
     if not is_dense(module):
-        option = "layer_norm" if module.layer_norm else "residual"
-        raise TypeError(f"{name}: with {option}=True the transition is more than a list of weights; see .parameters()")
+        raise TypeError(f"{name}: with residual=True the transition is more than a list of weights; see .parameters()")
 
 
 def own_repr(module: DMU | DMUCell) -> str:
@@ -275,7 +271,6 @@ def own_repr(module: DMU | DMUCell) -> str:
     own = f", transition={module.transition}" if isinstance(module.transition, list) else ""
     own += f", activation={module.activation!r}" if module.activation != "leaky_relu" else ""
     own += f", memory_bias={module.memory_bias}" if module.memory_bias else ""
-    own += ", layer_norm=True" if module.layer_norm else ""
     own += ", residual=True" if module.residual else ""
     dropped = module.transition_dropout if isinstance(module, DMU) else 0.0
     return own + (f", transition_dropout={dropped}" if dropped else "")
@@ -308,7 +303,6 @@ class DMUCell(Cell):
         transition: As for :class:`DMU`: widths, ``None`` or one ``nn.Module``.
         activation: Of the hidden layers.
         memory_bias: Added to the bias of z at initialisation.
-        layer_norm: ``True`` normalises the hidden layers before their activation.
         residual: ``True`` adds every hidden layer from the second on to the one before it; hidden layers must have one
             width.
 
@@ -316,7 +310,7 @@ class DMUCell(Cell):
     if not given.
     """
 
-    @refuses("zoneout")
+    @refuses("zoneout", "layer_norm")
     def __init__(
         self,
         input_size: int,
@@ -328,24 +322,22 @@ class DMUCell(Cell):
         transition: Sequence[int] | nn.Module | None = None,
         activation: str = "leaky_relu",
         memory_bias: float = 0.0,
-        layer_norm: bool = False,
         residual: bool = False,
     ) -> None:
         given = isinstance(transition, nn.Module)
         if given:
             check_own_bias("DMUCell", memory_bias)
-            check_own_layers("DMUCell", layer_norm=layer_norm, residual=residual)
+            check_own_layers("DMUCell", residual=residual)
         widths = None if isinstance(transition, nn.Module) else check_widths("DMUCell", transition)
         memory_bias = check_memory_bias("DMUCell", memory_bias, bias)
         super().__init__(
-            (GivenTransition if given else DeepMemory)(widths, activation, memory_bias, layer_norm, residual),
+            (GivenTransition if given else DeepMemory)(widths, activation, memory_bias, residual),
             input_size,
             hidden_size,
             bias,
             device,
             dtype,
         )
-        self.layer_norm = layer_norm
         self.residual = residual
         self.activation = activation
         self.memory_bias = memory_bias

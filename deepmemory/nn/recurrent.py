@@ -21,7 +21,7 @@ from deepmemory.nn.precision import check_state, convert_input, runs_in
 from deepmemory.nn.regularisation import check_probability, draw_mask
 from deepmemory.nn.sequences import check_lengths, check_masks, check_resets
 from deepmemory.ops import Sequences, engines, resets_of_sweep
-from deepmemory.ops.recurrence import FULL_LENGTH, Variation
+from deepmemory.ops.recurrence import FULL_LENGTH
 
 State = tuple[Tensor, ...]
 Run = Callable[[Tensor, State, Sequences], tuple[Tensor, State]]  # from x (T, B, m) and a state to y and the last state
@@ -37,7 +37,6 @@ class Recurrent(Defined):
 
     mode: str  # the kind of cell, by torch's name where it has one
     proj_size = 0  # an LSTM may have one
-    layer_norm = False  # a DMU may have it
     transition_dropout = 0.0  # a DMU may have it
     memory_bias = 0.0  # a DMU, GRU or LSTM may have one
     _observer: Observer | None = None  # see observed
@@ -338,10 +337,6 @@ class Recurrent(Defined):
         finally:
             self._observer = before
 
-    def _variation(self) -> Variation | None:
-        """What only the plain engine can do, where something of it was asked for."""
-        return Variation(self.layer_norm) if self.layer_norm else None
-
     def _run(self, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
         """One layer in one direction."""
         return ops.scan(
@@ -352,7 +347,6 @@ class Recurrent(Defined):
             sequences,
             engine=self.engine,
             recompute=self.recompute,
-            variation=self._variation(),
         )
 
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:

@@ -10,6 +10,7 @@ P = ParamSpec("P")
 
 REMOVED = {  # what to use instead
     "zoneout": "Use recurrent_dropout or, in a DMU, transition_dropout; with a cell, mix the old and the new state",
+    "layer_norm": "For normalised hidden layers give transition= an nn.Module with nn.LayerNorm inside",
 }
 
 
@@ -18,8 +19,8 @@ def refuse(name: str, given: Mapping[str, Any]) -> None:
     for option, instead in REMOVED.items():
         if option in given:
             raise TypeError(
-                f"{name}: got {option}={given[option]!r}, an option that was removed: on language models it gained no "
-                f"more than the spread of seeds, and it ran as a Python loop. {instead}"
+                f"{name}: got {option}={given[option]!r}, an option that was removed: it gained little on language "
+                f"models and ran as a Python loop. {instead}"
             )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +14,10 @@ from deepmemory.ops.recurrence import (
     FULL_LENGTH,
     Recurrence,
     Sequences,
-    Variation,
     resets_of_sweep,
 )
 
-__all__ = ["ACTIVATIONS", "CELLS", "Recurrence", "Sequences", "Variation", "resets_of_sweep", "scan"]
+__all__ = ["ACTIVATIONS", "CELLS", "Recurrence", "Sequences", "resets_of_sweep", "scan"]
 
 
 # Devices that have autocast; asked here, since older torch cannot ask inside a compiled graph.
@@ -35,13 +33,12 @@ def scan(
     *,
     engine: str = "auto",
     recompute: bool = False,
-    variation: Variation | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Run one layer in one direction over time: x (T, B, m), each state (B, d) to y (T, B, d), final state.
 
     ``weights`` are laid out as :class:`Recurrence` says, and ``sequences`` holds lengths, resets and masks, which are
     constants: no gradient flows to them. ``recompute`` stores only a few states and computes the rest again in the
-    backward pass. ``variation`` is for the plain engine.
+    backward pass.
     """
     if sequences.hidden_mask is not None:
         rec = rec._replace(masked=True)
@@ -58,13 +55,12 @@ def scan(
         lengths, resets, *masks = sequences
         sequences = Sequences(lengths, resets, *(None if mask is None else mask.to(x.dtype) for mask in masks))
         with torch.autocast(device, enabled=False):
-            if not engines.reads_as_they_are(engine, rec, x, weights, variation):
+            if not engines.reads_as_they_are(engine, rec, x, weights):
                 weights = lowered(weights)
-            options: dict[str, Any] = {"engine": engine, "recompute": recompute, "variation": variation}
-            return scan(rec, x, tuple(low_state), weights, sequences, **options)
-    name = engines.choose(engine, rec, x, weights, variation)
+            return scan(rec, x, tuple(low_state), weights, sequences, engine=engine, recompute=recompute)
+    name = engines.choose(engine, rec, x, weights)
     if name == "plain":
-        return plain.scan(rec, x, state, weights, sequences, variation)
+        return plain.scan(rec, x, state, weights, sequences)
     return fused.scan(rec, name, recompute, x, state, weights, sequences)
 
 

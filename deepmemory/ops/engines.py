@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deepmemory.ops import cpu, nvrtc, triton
-from deepmemory.ops.recurrence import Recurrence, Sequences, Variation
+from deepmemory.ops.recurrence import Recurrence, Sequences
 
 
 class FusedEngine(Protocol):
@@ -118,22 +118,18 @@ def engines() -> Listing:
     return listing
 
 
-def refusal(
-    engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None
-) -> str | None:
+def refusal(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
     """Why a fused engine cannot do this case on this machine, or None."""
     if engine not in FUSED:
         return f"the fused engines are {', '.join(FUSED)}"
-    if variation is not None:
-        return f"only the plain engine has {variation.named}"
     if torch.autograd.forward_ad._current_level >= 0:
         return "only the plain engine has forward-mode derivatives"
     return unavailable(engine) or FUSED[engine].refuses(rec, x, weights)
 
 
-def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None) -> None:
+def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> None:
     """Raise if this is no fused engine, or one that cannot do this case."""
-    why_not = refusal(engine, rec, x, weights, variation)
+    why_not = refusal(engine, rec, x, weights)
     if why_not is not None:
         raise RuntimeError(
             f"{rec.cell.upper()}: engine={engine!r} cannot do this: {why_not}. "
@@ -141,20 +137,20 @@ def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variat
         )
 
 
-def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None) -> str:
+def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str:
     """The engine for this case; an engine asked for by name never gives way in silence."""
     if engine == "plain" or not x.shape[-2]:  # an empty batch has nothing to be fast about
         return "plain"
     if engine != "auto":
-        check(engine, rec, x, weights, variation)
+        check(engine, rec, x, weights)
         return engine
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
         return "plain"  # ONNX knows torch's operators alone
     for name in FUSED:
-        if refusal(name, rec, x, weights, variation) is None:
+        if refusal(name, rec, x, weights) is None:
             return name
     if not torch.compiler.is_compiling() and x.shape[-3] >= LONG:
-        why_not = refusal("cpu", rec, x, weights, variation)
+        why_not = refusal("cpu", rec, x, weights)
         if why_not == unavailable("cpu") and cpu.refuses(rec, x, weights) is None:
             _warn_of_the_loop(str(why_not))
     return "plain"
@@ -171,11 +167,9 @@ def _warn_of_the_loop(why_not: str) -> None:
     )
 
 
-def reads_as_they_are(
-    engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor], variation: Variation | None = None
-) -> bool:
+def reads_as_they_are(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> bool:
     """Whether a fused engine reads weights of another precision than x's as they are, and rounds them itself."""
     if weights[0].dtype is x.dtype:
         return False
     asked = FUSED if engine == "auto" else (engine,)
-    return any(refusal(name, rec, x, weights, variation) is None for name in asked)
+    return any(refusal(name, rec, x, weights) is None for name in asked)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepmemory.ops.recurrence import FULL_LENGTH, LEAKY_SLOPE, Recurrence, Sequences, Variation
+from deepmemory.ops.recurrence import FULL_LENGTH, LEAKY_SLOPE, Recurrence, Sequences
 
 State = tuple[Tensor, ...]
 Step = Callable[[Recurrence, Tensor, State, list[Tensor], Sequences], State]
@@ -42,29 +42,18 @@ def seen(h: Tensor, sequences: Sequences) -> Tensor:
 
 
 def dmu_transition(
-    rec: Recurrence,
-    projected: Tensor,
-    h: Tensor,
-    weights: list[Tensor],
-    sequences: Sequences,
-    layer_norm: bool = False,
+    rec: Recurrence, projected: Tensor, h: Tensor, weights: list[Tensor], sequences: Sequences
 ) -> Tensor:
     """[z, candidate]: linear layers with an activation between them.
 
-    Hidden layers may be normalised before their activation, masked after it, and added to the one before them.
+    Hidden layers may be masked after their activation, and added to the one before them.
     """
-    norms: list[Tensor] = []
-    if layer_norm:
-        count = (len(weights) - (3 if rec.bias else 2)) // 2
-        weights, norms = weights[:-count], weights[-count:]
-    deeper, parts = rec.deeper(weights), iter(norms)
+    deeper = rec.deeper(weights)
     masks: Sequence[Tensor] = ()
     if sequences.hidden_mask is not None:
         masks = sequences.hidden_mask.split([weight.shape[-1] for weight, _ in deeper], -1)
     v, a = projected + F.linear(seen(h, sequences), weights[1]), None
     for k, (weight, bias) in enumerate(deeper):
-        if layer_norm:
-            v = F.layer_norm(v, v.shape[-1:], next(parts), next(parts) if rec.bias else None)
         new = ACTIVATION[rec.activation](v)
         if masks:
             new = new * masks[k]
@@ -73,17 +62,10 @@ def dmu_transition(
     return v
 
 
-def dmu_step(
-    rec: Recurrence,
-    projected: Tensor,
-    state: State,
-    weights: list[Tensor],
-    sequences: Sequences,
-    layer_norm: bool = False,
-) -> State:
+def dmu_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
     """The transition, then the memory update."""
     (h,) = state
-    return (memory_update(dmu_transition(rec, projected, h, weights, sequences, layer_norm), h),)
+    return (memory_update(dmu_transition(rec, projected, h, weights, sequences), h),)
 
 
 def rhn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
@@ -145,18 +127,10 @@ def scan(
     state: State,
     weights: list[Tensor],
     sequences: Sequences = FULL_LENGTH,
-    variation: Variation | None = None,
 ) -> tuple[Tensor, State]:
     """Run one layer over all time steps: x (T, B, m) to y (T, B, d) and the final state."""
     projected = F.linear(without_padding(x, sequences.lengths), *rec.input_weights(weights))
-    return iterate(varied(rec, variation), projected, state, weights, sequences, rec.reverse)
-
-
-def varied(rec: Recurrence, variation: Variation | None) -> BoundStep:
-    """The step of a cell."""
-    if variation is not None and variation.layer_norm:
-        return partial(dmu_step, rec, layer_norm=True)
-    return partial(STEP[rec.cell], rec)
+    return iterate(partial(STEP[rec.cell], rec), projected, state, weights, sequences, rec.reverse)
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:

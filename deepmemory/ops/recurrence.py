@@ -116,17 +116,3 @@ def resets_of_sweep(resets: Tensor, lengths: Tensor | None, reverse: bool) -> Te
     if reverse:
         resets, begins = resets.roll(-1, 0), begins + 1
     return resets & (begins < (steps if lengths is None else lengths))
-
-
-class Variation(NamedTuple):
-    """What a layer may add to its recurrence. Only the plain engine supports it.
-
-    ``layer_norm`` adds a gain (w_k) and, with biases, a shift (w_k) for every hidden layer at the end of the weights.
-    """
-
-    layer_norm: bool = False  # of the hidden layers of a dmu, before their activation
-
-    @property
-    def named(self) -> str:
-        """The names of the arguments that ask for it."""
-        return "layer_norm" if self.layer_norm else ""

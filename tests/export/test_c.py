@@ -24,8 +24,7 @@ MODELS = {
     **{name: lambda name=name: [dm.DMU(3, 9, activation=name), nn.Linear(9, 2)] for name in ACTIVATIONS},
     "basic": lambda: [dm.DMU(3, 5, transition=[])],
     "residual": lambda: [dm.DMU(3, 5, transition=[6] * 4, residual=True)],
-    "layer_norm": lambda: [dm.DMU(3, 5, transition=[8, 6], layer_norm=True)],
-    "layer_norm without bias": lambda: [dm.DMU(3, 5, layer_norm=True, bias=False)],
+    "without bias": lambda: [dm.DMU(3, 5, transition=[8, 6], bias=False)],
     "relu": lambda: [dm.RNN(3, 5, nonlinearity="relu")],
     "projected": lambda: [dm.LSTM(3, 7, 2, proj_size=4)],
     "dropout": lambda: [dm.LSTM(3, 5, recurrent_dropout=0.3), dm.DMU(5, 4, transition_dropout=0.2)],
@@ -84,7 +83,7 @@ def test_thousands_of_steps_equal_python(name, weights, tmp_path):
 
 @pytest.mark.parametrize("on", [machine(name) for name in MACHINES if name != "gcc"])
 @pytest.mark.parametrize("weights", ["float32", "int8"])
-@pytest.mark.parametrize("name", [*LAYERS, "gelu", "layer_norm", "readout"])
+@pytest.mark.parametrize("name", [*LAYERS, "gelu", "residual", "readout"])
 def test_other_compilers_and_machines(name, weights, on, tmp_path):
     modules, x = make(name), torch.randn(STEPS, 3)
     path = written(modules, tmp_path, weights=weights)

@@ -1,4 +1,4 @@
-"""Dropout inside the recurrence, normalised and residual transitions: off by default, and what they say they are."""
+"""Dropout inside the recurrence and residual transitions: off by default, and what they say they are."""
 
 import inspect
 
@@ -13,28 +13,27 @@ from torch.nn.utils.rnn import pack_sequence, pad_packed_sequence
 
 import deepmemory as dm
 from deepmemory import export
-from deepmemory.ops import engines, plain
+from deepmemory.ops import plain
 
 exporting = [
     pytest.mark.filterwarnings("ignore:.*LeafSpec.*is deprecated:FutureWarning"),  # torch's own
     pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning"),
 ]
 
-VARIATIONS = {
-    "layer_norm": {"layer_norm": True, "transition": [7, 6]},
+RESIDUAL = {
     "residual": {"residual": True, "transition": [6, 6, 6]},
-    "both": {"layer_norm": True, "residual": True, "transition": [6, 6, 6], "activation": "tanh"},
-    "both, no bias": {"layer_norm": True, "residual": True, "transition": [6, 6], "bias": False},
+    "residual, tanh": {"residual": True, "transition": [6, 6, 6], "activation": "tanh"},
+    "residual, no bias": {"residual": True, "transition": [6, 6], "bias": False},
 }
 # Everything that a layer may be asked for, with what else it needs.
 OPTIONS = {
     **{f"{name}-recurrent_dropout": (name, {"recurrent_dropout": 0.5, **OWN.get(name, {})}) for name in LAYERS},
-    **{f"DMU-{key}": ("DMU", options) for key, options in VARIATIONS.items()},
+    **{f"DMU-{key}": ("DMU", options) for key, options in RESIDUAL.items()},
     "DMU-transition_dropout": ("DMU", {"transition_dropout": 0.5, **OWN["DMU"]}),
-    "DMU-all": ("DMU", {"recurrent_dropout": 0.3, "transition_dropout": 0.2, **VARIATIONS["both"]}),
+    "DMU-all": ("DMU", {"recurrent_dropout": 0.3, "transition_dropout": 0.2, **RESIDUAL["residual, tanh"]}),
     "DMU-all, plain engine": (
         "DMU",
-        {"recurrent_dropout": 0.3, "transition_dropout": 0.2, **VARIATIONS["residual"], "engine": "plain"},
+        {"recurrent_dropout": 0.3, "transition_dropout": 0.2, **RESIDUAL["residual"], "engine": "plain"},
     ),
     "LSTM-projected": ("LSTM", {"recurrent_dropout": 0.4, "proj_size": 2}),
 }
@@ -64,7 +63,7 @@ class TestOff:
         own = OWN.get(name, {})
         zeros = {"recurrent_dropout": 0.0}
         if name == "DMU":
-            zeros |= {"layer_norm": False, "residual": False, "transition_dropout": 0.0}
+            zeros |= {"residual": False, "transition_dropout": 0.0}
         for key, value in zeros.items():
             parameter = inspect.signature(LAYERS[name]).parameters[key]
             assert (parameter.default, parameter.kind) == (value, parameter.KEYWORD_ONLY)
@@ -89,8 +88,8 @@ class TestOff:
         assert repr(dm.GRU(3, 4, recurrent_dropout=0.2)) == "GRU(3, 4, recurrent_dropout=0.2)"
         dmu = dm.DMU(3, 4, transition=[4, 4], residual=True, transition_dropout=0.1)
         assert repr(dmu) == "DMU(3, 4, transition=[4, 4], residual=True, transition_dropout=0.1)"
-        cell = dm.DMUCell(3, 4, transition=[4, 4], layer_norm=True, residual=True)
-        assert repr(cell) == "DMUCell(3, 4, transition=[4, 4], layer_norm=True, residual=True)"
+        cell = dm.DMUCell(3, 4, transition=[4, 4], residual=True)
+        assert repr(cell) == "DMUCell(3, 4, transition=[4, 4], residual=True)"
 
 
 class TestErrors:
@@ -106,28 +105,13 @@ class TestErrors:
     @pytest.mark.parametrize("kind", [dm.DMU, dm.DMUCell])
     def test_transitions(self, kind):
         name = kind.__name__
-        for option in ("layer_norm", "residual"):
-            with pytest.raises(TypeError, match=f"^{name}: {option} should be of type bool, got: int"):
-                kind(3, 4, transition=[4, 4], **{option: 1})
-            with pytest.raises(ValueError, match=f"^{name}: {option}=True is for a list of widths"):
-                kind(3, 4, transition=nn.Linear(7, 8), **{option: True})
-        with pytest.raises(ValueError, match=f"^{name}: layer_norm=True needs a hidden layer"):
-            kind(3, 4, transition=[], layer_norm=True)
+        with pytest.raises(TypeError, match=f"^{name}: residual should be of type bool, got: int"):
+            kind(3, 4, transition=[4, 4], residual=1)
+        with pytest.raises(ValueError, match=f"^{name}: residual=True is for a list of widths"):
+            kind(3, 4, transition=nn.Linear(7, 8), residual=True)
         message = rf"^{name}: residual=True needs hidden layers of one width, .* got the widths \[4, 5\]"
         with pytest.raises(ValueError, match=message):
             kind(3, 4, transition=[4, 5], residual=True)
-
-    @pytest.mark.parametrize("engine", engines.FUSED)
-    def test_an_engine_asked_for_by_name_refuses(self, engine):
-        x = torch.randn(6, 2, 3)
-        for training in (True, False):
-            layer = dm.DMU(3, 4, engine=engine, **VARIATIONS["layer_norm"]).train(training)
-            with pytest.raises(
-                RuntimeError, match=rf"^DMU: engine='{engine}' cannot do this: only .* has layer_norm.* engine='auto'"
-            ):
-                layer(x)
-            layer.engine = "auto"
-            assert layer(x)[0].isfinite().all()
 
 
 @every_option
@@ -264,7 +248,7 @@ class TestTraced:
 
 
 def own_network(layer, number: int = 0) -> nn.Module:
-    """The transition of a DMU with layer_norm or residual, written with torch's modules."""
+    """The residual transition of a DMU, written with torch's modules."""
 
     class Network(nn.Module):
         def __init__(self) -> None:
@@ -273,31 +257,22 @@ def own_network(layer, number: int = 0) -> nn.Module:
             first = torch.cat([weights["weight_ih"], weights["weight_hh"]], 1)
             matrices = [first, *(weights[f"weight_{k}"] for k in range(2, layer.depth + 1))]
             self.linear = nn.ModuleList(nn.Linear(*w.shape[::-1], bias=layer.bias, dtype=w.dtype) for w in matrices)
-            self.norm = nn.ModuleList()
             for k, (linear, matrix) in enumerate(zip(self.linear, matrices, strict=True), start=1):
                 linear.weight.data.copy_(matrix)
                 if layer.bias:
                     linear.bias.data.copy_(weights[f"bias_{k}"])
-                if layer.layer_norm and k < layer.depth:
-                    norm = nn.LayerNorm(len(matrix), bias=layer.bias, dtype=matrix.dtype)
-                    norm.weight.data.copy_(weights[f"norm_weight_{k}"])
-                    if layer.bias:
-                        norm.bias.data.copy_(weights[f"norm_bias_{k}"])
-                    self.norm.append(norm)
 
         def forward(self, joined):
             hidden = None
-            for k, linear in enumerate(self.linear[:-1]):
-                v = linear(joined if hidden is None else hidden)
-                v = self.norm[k](v) if layer.layer_norm else v
-                a = plain.ACTIVATION[layer.activation](v)
-                hidden = hidden + a if layer.residual and hidden is not None else a
+            for linear in self.linear[:-1]:
+                a = plain.ACTIVATION[layer.activation](linear(joined if hidden is None else hidden))
+                hidden = a if hidden is None else hidden + a
             return self.linear[-1](hidden)
 
     return Network()
 
 
-@pytest.mark.parametrize("options", VARIATIONS.values(), ids=VARIATIONS)
+@pytest.mark.parametrize("options", RESIDUAL.values(), ids=RESIDUAL)
 class TestTransition:
     def test_is_the_formula(self, options):
         layer = build("DMU", 3, 5, num_layers=2, **options)
@@ -319,25 +294,21 @@ class TestTransition:
         assert_close(grads(torch.stack(steps), list(cell.parameters())), grads(y, list(layer.parameters())))
 
     def test_weights_depth_and_rate(self, options):
-        ordinary = {key: value for key, value in options.items() if key not in ("layer_norm", "residual")}
-        layer, plain_one = (seeded(1, dm.DMU, 3, 5, 2, **o) for o in (options, ordinary))
-        added = layer.state_dict().keys() - plain_one.state_dict().keys()
-        hidden, biases = len(options["transition"]), 2 if options.get("bias", True) else 1
-        assert len(added) == ("layer_norm" in options) * 2 * hidden * biases
-        adds = {f"weight_{k}_l{n}" for k in range(2, hidden + 1) for n in range(2)} if "residual" in options else ()
+        layer, plain_one = (seeded(1, dm.DMU, 3, 5, 2, **options | {"residual": on}) for on in (True, False))
+        assert layer.state_dict().keys() == plain_one.state_dict().keys()
+        hidden = len(options["transition"])
+        adds = {f"weight_{k}_l{n}" for k in range(2, hidden + 1) for n in range(2)}
         for key, value in layer.state_dict().items():  # what is drawn is drawn as ever
-            expected = plain_one.state_dict().get(key, torch.full_like(value, "weight" in key))
-            assert_close(value, expected / (layer.depth**0.5 if key in adds else 1))
+            assert_close(value, plain_one.state_dict()[key] / (layer.depth**0.5 if key in adds else 1))
         assert layer.depth == plain_one.depth == hidden + 1
         (group,) = dm.parameter_groups(layer, lr=1.0)
-        assert group["lr"] == pytest.approx(1 / (2 * (2 if "residual" in options else layer.depth)))
+        assert group["lr"] == pytest.approx(1 / 4)
         assert len(group["params"]) == len(list(layer.parameters()))
 
     def test_what_needs_a_list_of_weights_refuses(self, options):
-        option = "layer_norm" if "layer_norm" in options else "residual"
         layer, cell = dm.DMU(3, 5, **options), dm.DMUCell(3, 5, **options)
         for call in (layer.transition_weights, *(lambda m=m: dm.gradients.condition(m) for m in (layer, cell))):
-            with pytest.raises(TypeError, match=f"^DMU(Cell)?: with {option}=True the transition is more than"):
+            with pytest.raises(TypeError, match=r"^DMU(Cell)?: with residual=True the transition is more than"):
                 call()
 
 
@@ -348,9 +319,9 @@ class TestGradients:
         found = seeded(3, dm.gradients.flow, layer, x, lambda out: out[0].square().sum())
         assert found.loss == pytest.approx(seeded(3, layer, x)[0].square().sum().item())
 
-    @pytest.mark.parametrize("kind", ["dense", "module", *VARIATIONS])
+    @pytest.mark.parametrize("kind", ["dense", "module", *RESIDUAL])
     def test_the_jacobian_of_a_step_is_that_of_the_average(self, kind):
-        options = VARIATIONS.get(kind, {"transition": [6], "transition_dropout": 0.4})
+        options = RESIDUAL.get(kind, {"transition": [6], "transition_dropout": 0.4})
         if kind == "module":
             options = {"transition": nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 10)).double()}
         layer = build("DMU", recurrent_dropout=0.5, **options).eval()

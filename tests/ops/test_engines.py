@@ -74,7 +74,6 @@ class TestWithoutTheCpuEngine:
         x = torch.randn(engines.LONG, 2, 3)
         layers = [
             dm.DMU(3, 4, engine="plain"),
-            dm.DMU(3, 4, layer_norm=True),
             dm.DMU(3, 4, transition=torch.nn.Linear(7, 8)),
             dm.LSTM(3, 4, proj_size=2),
         ]
