@@ -10,7 +10,6 @@ from torch import Tensor
 
 from deepmemory.nn.definition import Classic, check_memory_bias
 from deepmemory.nn.recurrent import Recurrent
-from deepmemory.nn.removed import refuses
 
 
 class RNN(Recurrent):
@@ -46,7 +45,6 @@ class RNN(Recurrent):
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
 
-    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -129,7 +127,6 @@ class GRU(Recurrent):
 
     mode = "GRU"
 
-    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -213,7 +210,6 @@ class LSTM(Recurrent):
 
     mode = "LSTM"
 
-    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,

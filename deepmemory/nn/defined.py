@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from deepmemory.nn.definition import DEFINITIONS, Definition
 from deepmemory.nn.precision import UNQUANTISED
-from deepmemory.nn.removed import REMOVED, refuse
 
 
 class Defined(nn.Module):
@@ -57,9 +56,6 @@ class Defined(nn.Module):
         return self.__dict__ | {"definition": plain}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """The reverse of :meth:`__getstate__`, also for modules from before an option was removed."""
-        if type(self).__module__.startswith(f"{__package__}."):  # a subclass may have attributes of these names
-            refuse(type(self).__name__, {option: value for option, value in state.items() if value})
+        """The reverse of :meth:`__getstate__`."""
         name, values = state["definition"]
-        kept = {option: value for option, value in values.items() if option not in REMOVED}
-        super().__setstate__(state | {"definition": DEFINITIONS[name](**kept)})
+        super().__setstate__(state | {"definition": DEFINITIONS[name](**values)})

@@ -12,7 +12,6 @@ from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import DeepMemory, GivenTransition, check_memory_bias
 from deepmemory.nn.recurrent import Recurrent, State
 from deepmemory.nn.regularisation import check_probability
-from deepmemory.nn.removed import refuses
 from deepmemory.ops import plain
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
@@ -136,7 +135,6 @@ class DMU(Recurrent):
 
     mode = "DMU"
 
-    @refuses("zoneout", "layer_norm")
     def __init__(
         self,
         input_size: int,
@@ -310,7 +308,6 @@ class DMUCell(Cell):
     if not given.
     """
 
-    @refuses("zoneout", "layer_norm")
     def __init__(
         self,
         input_size: int,

@@ -171,7 +171,7 @@ class Recurrent(Defined):
             warnings.warn(
                 "dropout option adds dropout after all but last recurrent layer, so non-zero dropout expects "
                 f"num_layers greater than 1, but got dropout={dropout} and num_layers={num_layers}",
-                stacklevel=5,
+                stacklevel=4,
             )
         if engine not in ("auto", *engines.NAMES):
             raise ValueError(f"{name}: unknown engine {engine!r}; choose from {', '.join(('auto', *engines.NAMES))}")

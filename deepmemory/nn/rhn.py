@@ -9,7 +9,6 @@ import torch
 from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import Highway
 from deepmemory.nn.recurrent import Recurrent
-from deepmemory.nn.removed import refuses
 
 
 class RHN(Recurrent):
@@ -49,7 +48,6 @@ class RHN(Recurrent):
 
     mode = "RHN"
 
-    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
@@ -114,7 +112,6 @@ class RHNCell(Cell):
     if not given.
     """
 
-    @refuses("zoneout")
     def __init__(
         self,
         input_size: int,
