@@ -69,11 +69,15 @@ def initial_bias(setting: Setting) -> str:
 
     >>> initial_bias(Setting(cell="dmu", memory_bias=3)), initial_bias(Setting(cell="lstm", forget_bias=2))
     ('memory bias 3', 'forget bias 2 + 2')
+    >>> initial_bias(Setting(cell="mingru", update_bias=3))
+    'update bias 3'
     """
     inputs = f"input bias {setting.input_bias:g}" if setting.input_bias else ""
+    update = f"update bias {setting.update_bias:g}"
     of_cell = {
         "dmu": f"memory bias {setting.memory_bias:g}",
-        "gru": f"update bias {setting.update_bias:g}",
+        "gru": update,
+        "mingru": update,
         "lstm": joined(f"forget bias {setting.forget_bias:g} + {setting.forget_bias:g}", inputs),
         "rhn": f"transform bias {setting.transform_bias:g}" if setting.transform_bias else "",
     }
