@@ -2,8 +2,8 @@
 
 python benchmarks/limits.py        # results/limits_h200.json: on a machine with an NVIDIA GPU, in under 25 seconds
 
-Small kernels (``limits.cu``, compiled by NVRTC) measure what no program gets around: a barrier, a layer of a step
-without its products, an exchange between multiprocessors, weights on their way from the second cache, products, a
+Small kernels (``limits.cu``, compiled by NVRTC) measure what the engine's steps are made of: a barrier, a layer of a
+step without its products, an exchange between multiprocessors, weights on their way from the second cache, products, a
 kernel in a CUDA graph. Exchanges and copies check what they receive; a time whose kernel found an error is refused.
 ``floor`` adds up what the engine's layout needs of each.
 """

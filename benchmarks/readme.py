@@ -20,6 +20,7 @@ import variations
 from deepmemory.lab.bench.speed import PRECISIONS
 from deepmemory.lab.bench.tables import markdown_table, speed_table
 from deepmemory.lab.beyond import depth
+from deepmemory.lab.beyond.state_tracking import RUNS
 from deepmemory.lab.records import Records
 from deepmemory.lab.report.render import markdown
 from deepmemory.lab.report.results.beyond import BeyondResults, Outcome, beyond_results
@@ -61,14 +62,14 @@ def tables() -> dict[str, str]:
     studies = records.studies()
     records.close()
     beside, swapped = gru_study.recorded(), json.loads(rates.RESULTS.read_text())
-    chip = json.loads(limits.RESULTS.read_text()) if limits.RESULTS.exists() else None
+    chip = json.loads(limits.RESULTS.read_text())
     return {
         "speed": front_table(measured),
         "speed depth": depth_table(measured["H200"]),
         "speed gpu": speed_table(measured["H200"]),
         "speed behind": behind_table(measured["H200"]),
-        "limits chip": markdown_table(["limit", "measured"], limits.chip_rows(chip["rows"])) if chip else "",
-        "limits floor": floor_table(measured["H200"], chip) if chip else "",
+        "limits chip": markdown_table(["limit", "measured"], limits.chip_rows(chip["rows"])),
+        "limits floor": floor_table(measured["H200"], chip),
         "speed cpu": speed_table(measured["CPU"]),
         "paper synthetic": markdown.show(synthetic.summary_table(synthetic_results(studies))),
         "paper real": markdown.show(real.summary_table(real_results(studies))),
@@ -79,7 +80,7 @@ def tables() -> dict[str, str]:
         "depth perplexity": perplexity_by_depth(),
         "depth rates": rates_by_depth(),
         "state tracking": by_part(
-            "state-study", "runs of 51", lambda one: str(one.solved(f"accuracy_{max(state_tracking.LONGER)}"))
+            "state-study", f"runs of {RUNS}", lambda one: str(one.solved(f"accuracy_{max(state_tracking.LONGER)}"))
         ),
         "long adding": by_part("adding-study", "test loss by length", lambda one: mean_text(one.test(), "small loss")),
         "swap rates": rates.rate_table(swapped),

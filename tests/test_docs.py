@@ -150,18 +150,38 @@ def test_ratios_in_words_come_from_the_file():
     assert 1.4 < times["deep-wide", ours] / times["deep-wide", gru] < 1.6  # "about one and a half times as long"
 
 
-def test_three_layers_remember_as_much_better_as_the_pages_say(monkeypatch):
+@pytest.fixture
+def recorded(monkeypatch):
+    """The shown studies of an experiment among the docs, by title and part."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     readme = importlib.import_module("readme")
-    losses = {(one.title, one.part): one.test().mean for one in readme.recorded("adding-study").shown if one.tested}
+    yield lambda folder: {(one.title, one.part): one for one in readme.recorded(folder).shown}
+    for module in ("readme", "gru_study", "rates"):
+        sys.modules.pop(module)
+
+
+def test_three_layers_remember_as_much_better_as_the_pages_say(recorded):
+    losses = {key: one.test().mean for key, one in recorded("adding-study").items() if one.tested}
     for other in ("DMU, n = 1", "GRU", "LSTM", "RHN, n = 3"):  # "fifty times smaller", "a fiftieth"
         assert 45 < losses[other, "5000"] / losses["DMU, n = 3", "5000"] < 65
     for length in ("1000", "5000", "10000"):
         assert min((loss, title) for (title, part), loss in losses.items() if part == length)[1] == "DMU, n = 3"
+        assert losses["DMU, n = 5", length] < 4 * losses["DMU, n = 3", length]
     assert losses["DMU, n = 3", "10000"] < 1.5 * 6e-6  # "near LEM's 6e-6"
     assert losses["residual DMU, n = 3", "5000"] > 1e-3  # "some runs fail"
-    for module in ("readme", "gru_study", "rates"):
-        sys.modules.pop(module, None)
+    assert losses["minGRU", "10000"] < min(losses["GRU", "10000"], losses["LSTM", "10000"])
+
+
+def test_states_are_tracked_as_reliably_as_the_page_says(recorded):
+    kept = {key: one.solved("accuracy_64") for key, one in recorded("state-study").items()}
+    one_layer, two_layers, rhn = "DMU, n = 1", "DMU, n = 2", "RHN, n = 3"
+    assert kept[one_layer, "s3"] < 51 / 3  # "in few"
+    assert kept[one_layer, "s4"] == 0
+    assert kept[two_layers, "parity"] == kept[two_layers, "s3"] == 51
+    assert kept[two_layers, "s4"] > kept["LSTM", "s4"] > kept["GRU", "s4"]
+    assert [kept[rhn, group] for group in ("parity", "s3", "s4")] == [51] * 3
+    assert {title: runs for (title, group), runs in kept.items() if group == "z60" and runs} == {two_layers: 1, rhn: 3}
+    assert not any(runs for (title, group), runs in kept.items() if title == "minGRU" or group in ("a5", "s5"))
 
 
 def test_accuracies_of_pixels_are_those_of_the_report():
