@@ -644,22 +644,12 @@ def test_blocks_of_teams_all_run_at_once():
 @pytest.mark.parametrize(("depth", "team"), [(1, False), (10, True)])
 def test_teams_are_for_weights_that_do_not_fit_into_a_cluster(depth, team):
     shape = Shape("dmu", "tanh", 830, (830,) * depth, torch.bfloat16)
-    layout = plan(shape, (FMA, MMA), 1, 20, *HOPPER[1:], with_teams=True)
+    layout = plan(shape, (FMA, MMA), 1, 20, *HOPPER[1:])
     assert layout.team is team
     assert max(layout.shared_bytes) <= HOPPER.shared_limit
-    assert not plan(shape, (FMA,), 1, 20, *HOPPER[1:], with_teams=True).team  # exact products
+    assert not plan(shape, (FMA,), 1, 20, *HOPPER[1:]).team  # exact products
     without_clusters = HOPPER._replace(clusters_at_once={})  # GPUs before Hopper
-    assert not plan(shape, (MMA,), 1, 20, *without_clusters[1:], with_teams=True).team
-
-
-@pytest.mark.parametrize("asked", [None, "0", "1"])
-def test_layouts_have_teams_only_if_the_user_asks_for_them(asked, monkeypatch):
-    monkeypatch.setattr(nvrtc, "_device", lambda index: HOPPER)
-    monkeypatch.delenv(nvrtc.TEAMS, raising=False)
-    if asked is not None:
-        monkeypatch.setenv(nvrtc.TEAMS, asked)
-    shape = Shape("dmu", "tanh", 830, (830,) * 10, torch.bfloat16)
-    assert nvrtc._layout(shape, True, 1, 20, False, 0).team is (asked == "1")
+    assert not plan(shape, (MMA,), 1, 20, *without_clusters[1:]).team
 
 
 class Driver:

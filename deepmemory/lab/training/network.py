@@ -161,7 +161,7 @@ class TiedWordNetwork(nn.Module):
 
     def logits(self, rows: Tensor) -> Tensor:
         """Logits of the next word, from states (..., features)."""
-        return nn.functional.linear(rows, self.embedding.weight, self.output_bias)
+        return of_many_rows(rows, self.embedding.weight, self.output_bias)
 
 
 class Translator(nn.Module):
@@ -230,12 +230,17 @@ def at_every_step(layer: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
 
 
 def linear(layer: nn.Linear, rows: Tensor) -> Tensor:
-    """A linear layer on very many rows; for many runs on a GPU by :class:`LinearOfRuns`."""
-    functorch, device = torch._C._functorch, rows.device.type
+    """A linear layer on very many rows."""
+    return of_many_rows(rows, layer.weight, layer.bias)
+
+
+def of_many_rows(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``nn.functional.linear`` on very many rows; for runs on a GPU by :class:`LinearOfRuns`."""
+    functorch = torch._C._functorch
     of_runs = functorch.is_batchedtensor(rows) and functorch.maybe_current_level() == 1  # vmap, and no other transform
-    if of_runs and device in SPLIT_PRODUCTS_ON and not torch.is_autocast_enabled(device):
-        return LinearUnderVmap.apply(rows, layer.weight, layer.bias)
-    return layer(rows)
+    if of_runs and rows.device.type in SPLIT_PRODUCTS_ON:
+        return LinearUnderVmap.apply(rows, weight, bias)
+    return nn.functional.linear(rows, weight, bias)
 
 
 class LinearUnderVmap(torch.autograd.Function):
@@ -266,12 +271,16 @@ class LinearOfRuns(torch.autograd.Function):
     """Linear layers of many runs on very many rows: (R, I, K), (R, N, K), (R, N) to (R, I, N).
 
     The gradient of a weight is a sum over very many rows that gives a small matrix: an ordinary product keeps only a
-    few multiprocessors busy. See :func:`deepmemory.ops.hoisted.product`.
+    few multiprocessors busy. See :func:`deepmemory.ops.hoisted.product`. It comes in the layout of the weight, whereas
+    that of torch's own product of runs comes transposed, and everybody who reads a large one waits for it.
     """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """All runs in one product."""
+        """All runs in one product, in the precision of autocast where that is on."""
+        if torch.is_autocast_enabled(rows.device.type):
+            dtype = torch.get_autocast_dtype(rows.device.type)
+            rows, weight, bias = rows.to(dtype), weight.to(dtype), bias.to(dtype)
         ctx.save_for_backward(rows, weight)
         return torch.baddbmm(bias[:, None], rows, weight.mT)
 

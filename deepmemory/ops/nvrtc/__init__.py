@@ -7,7 +7,6 @@ sums and states are float32. The compiler, NVRTC, comes with torch; nothing has 
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Sequence
 from functools import cache
@@ -23,7 +22,6 @@ from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MANY_STEPS, MMA, MO
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
-TEAMS = "DEEPMEMORY_TEAMS"  # environment variable: 1 lets layouts have teams, which nobody has timed on a GPU yet
 POISON = -1  # a word that has not come yet, as the kernels know it
 NO_GRAD_Y = (0,) * 5  # address and strides
 MOST_ROWS = 2**32  # (run, step, sequence), which the kernels count in 32 bits; elements may be more
@@ -164,8 +162,7 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
 def _layout(shape: Shape, tensor_cores: bool, runs: int, batch: int, single: bool, index: int) -> Plan:
     device = _device(index)
     products = (FMA, MMA) if tensor_cores and device.capability >= (8, 0) else (FMA,)
-    steps, with_teams = 1 if single else MANY_STEPS, os.environ.get(TEAMS) == "1"
-    return plan(shape, products, runs, batch, *device[1:], steps, with_teams)
+    return plan(shape, products, runs, batch, *device[1:], 1 if single else MANY_STEPS)
 
 
 @cache

@@ -21,9 +21,8 @@ CLUSTERS = (2, 3, 4, 5, 6, 7, 8, 16)  # 16 is Hopper's largest
 MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
 ROWS = {FMA: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), MMA: (4, 6, 8, 10, 12, 16, 24, 32)}
 # What a step takes, in microseconds. READ and MULTIPLICATION are an H200's bandwidths; the others were chosen so that
-# the estimate ranks the layouts that were timed on one as they came out. Those of teams, of which none was timed,
-# follow from what such a GPU's second cache gives when nothing else is done.
-BARRIER, EXCHANGE, TEAM_EXCHANGE = 0.24, 0.49, 1.0  # a layer's fixed cost in one block, in a cluster, and in a team
+# the estimate ranks the layouts that were timed on one as they came out.
+BARRIER, EXCHANGE, TEAM_EXCHANGE = 0.24, 0.49, 0.9  # a layer's fixed cost in one block, in a cluster, and in a team
 WARP = 7e-3  # and for each warp that takes part
 FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element for each lane; every further one
 SEND = 5e-4  # 16 bytes to every block
@@ -33,7 +32,7 @@ QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and 
 STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
 # What teams read from the second cache in a microsecond: a block of its inputs, which are the same for all blocks of a
 # team; all blocks together of weights, which are not.
-TEAM_INPUT_BYTES, TEAM_STREAMED_BYTES = 1.3e5, 5.5e6
+TEAM_INPUT_BYTES, TEAM_STREAMED_BYTES = 7.3e4, 8.6e6
 LOADED_WEIGHTS = 4e3  # that a block brings to the chip in a microsecond, when a sweep begins
 MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
 BARRIERS = 4  # floats of shared memory
@@ -191,12 +190,11 @@ def plan(
     shared_limit: int,
     clusters_at_once: Mapping[int, int],
     steps: int = MANY_STEPS,
-    with_teams: bool = False,
 ) -> Plan:
     """The layout whose sweeps should take the least time, with as many waves of blocks as it needs.
 
     ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time. Teams are
-    considered where weights find no room in a cluster, if at all.
+    considered where weights find no room in a cluster.
     """
     best: tuple[float, Plan] | None = None
     for product, cluster in itertools.product(products, (1, *clusters_at_once)):
@@ -218,13 +216,15 @@ def plan(
                         best = cost, layout
     assert best is not None, "one row in one block always fits: weights may be streamed"
     streams = any((*best[1].forward.streamed, *best[1].backward.streamed))
-    if with_teams and clusters_at_once and MMA in products and streams:
-        candidates = teams(shape, runs, batch, multiprocessors)
-        for (team, rows), warps in itertools.product(candidates, (FEW_WARPS, MOST_WARPS)):
-            layout = lay_out(shape, MMA, rows, team, warps, shared_limit, team=True)
-            cost = _of_sweeps(shape, layout, runs, batch, steps)
-            if max(layout.shared_bytes) <= shared_limit and cost < best[0]:
-                best = cost, layout
+    if clusters_at_once and MMA in products and streams:
+        for team, rows in teams(shape, runs, batch, multiprocessors):
+            for warps in (MOST_WARPS, FEW_WARPS):
+                layout = lay_out(shape, MMA, rows, team, warps, shared_limit, team=True)
+                if max(layout.shared_bytes) <= shared_limit:
+                    cost = _of_sweeps(shape, layout, runs, batch, steps)
+                    if cost < best[0]:
+                        best = cost, layout
+                    break  # many warps receive faster; few need less room for their sums
     return best[1]
 
 

@@ -10,7 +10,6 @@
 // are float32 whatever the values' type. Batch size, length and direction are arguments.
 
 constexpr int WORDS_AT_ONCE = WARPS > 8 ? 8 : 16;  // of 16 bytes, that a thread of a team has on their way to it
-constexpr bool ONE_FIRST = true;  // a thread asks for one word until it comes, and only then for the others
 
 template <bool BACK> struct Sweep {
     const Arguments& a;
@@ -151,8 +150,7 @@ template <bool BACK> struct Sweep {
             store_for_team(old + i, {POISON, POISON, POISON, POISON});
         if (exchange % TEAM_FENCE == 0) gpu_fence();
     }
-    // Brings all rows to shared memory; words that have not come are asked for again, all at once. A thread's first word tells
-    // when that is worth while: the second cache is busy enough.
+    // Brings all rows to shared memory; words that have not come are asked for again, all at once.
     template <int INPUTS> DEVICE void receive_from_team() const {
         constexpr int in_row = INPUTS / SENT_TOGETHER, words = ROWS * in_row, stride = row_stride<BACK>() / SENT_TOGETHER;
         constexpr int at_once = smaller(ceil_div(words, THREADS), WORDS_AT_ONCE);
@@ -162,11 +160,7 @@ template <bool BACK> struct Sweep {
             Words w[at_once];
 #pragma unroll
             for (int k = 0; k < at_once; ++k) w[k].x = begin + k * THREADS < words ? POISON : 0, w[k].y = w[k].z = w[k].w = 0;
-            bool missing = ONE_FIRST && begin < THREADS;
-            while (missing) {
-                load_if(true, w[0], from + begin);
-                missing = has_poison(w[0]);
-            }
+            bool missing;
             do {
 #pragma unroll
                 for (int k = 0; k < at_once; ++k) load_if(has_poison(w[k]), w[k], from + begin + k * THREADS);

@@ -55,16 +55,28 @@ def test_runs_whose_products_are_cut_learn_as_ever(task, frozen, monkeypatch):
     assert len(cut) == layers - frozen
 
 
-def test_one_network_alone_other_transforms_and_autocast_stay_with_torch(monkeypatch):
+def test_one_network_alone_and_other_transforms_stay_with_torch(monkeypatch):
     monkeypatch.setattr(network, "SPLIT_PRODUCTS_ON", ("cpu",))
     monkeypatch.setattr(network.LinearOfRuns, "forward", None)
     layer, rows = torch.nn.Linear(3, 2), torch.randn(4, 3)
     assert torch.equal(network.linear(layer, rows), layer(rows))
     summed = torch.func.grad(lambda rows: torch.vmap(lambda one: network.linear(layer, one))(rows).sum())
     torch.testing.assert_close(summed(rows[None]), layer.weight.sum(0).expand(1, 4, 3))
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = torch.vmap(lambda rows: network.linear(layer, rows))(rows[None])
-        assert torch.equal(ours, torch.vmap(layer)(rows[None]))
+
+
+def test_under_autocast_the_gradient_of_a_tied_embedding_is_as_ever_and_lies_as_the_embedding_does(monkeypatch):
+    monkeypatch.setattr(network, "SPLIT_PRODUCTS_ON", ("cpu",))
+    torch.manual_seed(0)
+    leaves = [torch.randn(size, requires_grad=True) for size in ((2, 9, 3), (2, 5, 3), (2, 5))]  # rows, weight, bias
+
+    def results(function):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = torch.vmap(function)(*leaves)
+        return [out.float(), *torch.autograd.grad(out.float().square().sum(), leaves)]
+
+    given, expected = results(network.of_many_rows), results(torch.nn.functional.linear)
+    torch.testing.assert_close(given, expected, rtol=0.02, atol=0.1)
+    assert given[2].is_contiguous()
 
 
 @torch.no_grad()
