@@ -77,7 +77,7 @@ def tables() -> dict[str, str]:
         "starts": gru_study.start_table(beside),
         "rates": gru_study.rate_table(beside),
         "rate ranges": gru_study.range_table(beside),
-        "depth perplexity": perplexity_by_depth(),
+        "depth perplexity": perplexity_by_depth("small"),
         "depth rates": rates_by_depth(),
         "state tracking": by_part(
             "state-study", f"runs of {RUNS}", lambda one: str(one.solved(f"accuracy_{max(state_tracking.LONGER)}"))
@@ -109,16 +109,21 @@ def by_part(folder: str, first: str, cell: Callable[[Outcome], str]) -> str:
     return markdown_table([first, *parts], rows)
 
 
-def perplexity_by_depth() -> str:
-    """Test perplexity of the depth experiment at its small size: one row for each kind of model."""
+def perplexity_by_depth(size: str) -> str:
+    """Test perplexity of the depth experiment at one of its sizes: a row for each kind of model that was trained."""
     found = {
         (one.kind, one.depth or 1): mean_text(one.test(scale=perplexity), "perplexity")
         for one in recorded("depth-study").outcomes
-        if one.part == "small"
+        if one.part == size
     }
     for shared in (1, 2):  # with no layer to add, a residual DMU is a plain one
-        found["residual", shared] = found["dmu", shared]
-    rows = [[name, *(found.get((kind, n), "–") for n in depth.DEPTHS)] for kind, name in MODELS.items()]  # noqa: RUF001
+        if ("dmu", shared) in found:
+            found["residual", shared] = found["dmu", shared]
+    rows = [
+        [name, *(found.get((kind, n), "–") for n in depth.DEPTHS)]  # noqa: RUF001
+        for kind, name in MODELS.items()
+        if any(trained == kind for trained, _ in found)
+    ]
     return markdown_table(["model", *(f"n = {n}" for n in depth.DEPTHS)], rows)
 
 

@@ -19,7 +19,8 @@ MULTIPLE, EVEN_MULTIPLE, FEW_WEIGHTS = 8, 128, 0.01
 RUNS = 3
 
 # All models share these; the rates, the start of the gates and dropout in the transition were searched on validation
-# with the small size, and the rates of the large one with a residual DMU of five layers (docs/depth-study/search.json).
+# with the small size, and what the large one has of its own with a residual DMU of five layers
+# (docs/depth-study/search.json).
 TRAINING: dict[str, Any] = {
     "batch": 64,
     "window": 70,
@@ -35,7 +36,14 @@ TRAINING: dict[str, Any] = {
 }
 OF_SIZE: dict[str, dict[str, Any]] = {
     "small": {"input_dropout": 0.4, "output_dropout": 0.5, "epochs": 22},
-    "large": {"input_dropout": 0.65, "output_dropout": 0.65, "epochs": 60, "lr": 0.002, "embedding_rate": 0.005},
+    "large": {
+        "input_dropout": 0.65,
+        "output_dropout": 0.65,
+        "epochs": 50,
+        "lr": 0.001,
+        "embedding_rate": 0.003,
+        "weight_decay": 1e-5,
+    },
 }
 OF_KIND: dict[str, dict[str, Any]] = {
     "residual": {"memory_bias": 0.0, "module_rate": "same"},
@@ -44,6 +52,7 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "gru": {},
     "lstm": {"forget_bias": 0.0},
 }
+LARGE_DMU = {"memory_bias": 2.0, "transition_dropout": 0.1}  # the latter where there is a hidden layer
 RATES = {("residual", 10): 0.5, ("dmu", 3): 0.5, ("dmu", 5): 0.5, ("dmu", 10): 0.25, ("gru", 1): 2.0}  # relative to lr
 EMBEDDING_RATES = {"lstm": 2.0}  # relative to embedding_rate
 
@@ -58,7 +67,9 @@ def setting(kind: str, depth: int = 1, size: str = "large") -> Setting:
     cell = "dmu" if kind == "residual" else kind
     own = OF_SIZE[size] | OF_KIND[kind]
     if cell == "dmu":
+        own |= LARGE_DMU if size == "large" else {}
         own |= {"transition": (width,) * (depth - 1), "residual": kind == "residual" and depth > 2}
+        own |= {} if depth > 1 else {"transition_dropout": 0.0}
     if cell == "rhn":
         own |= {"depth": depth}
     made = Setting("ptb", cell, (width,), **TRAINING | own)

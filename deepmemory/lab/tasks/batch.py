@@ -57,8 +57,9 @@ def counted(losses: Tensor, batch: Batch, hits: Tensor | None = None) -> Tally:
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """The cross-entropy of each output (..., classes) for its target (...)."""
-    flat = nn.functional.cross_entropy(output.flatten(0, -2), target.flatten(), reduction="none")
+    """The cross-entropy of each output (..., classes) for its target (...), in float32 at least."""
+    logits = output.flatten(0, -2).to(torch.promote_types(output.dtype, torch.float32))
+    flat = nn.functional.cross_entropy(logits, target.flatten(), reduction="none")
     return flat.view(target.shape)
 
 

@@ -38,6 +38,7 @@ MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
 BARRIERS = 4  # floats of shared memory
 TEAM_BUFFERS = 16  # of a team's rows, in global memory
 TILE_OUTPUTS = 16  # of the tensor cores
+MOST_TILES = 99
 ROW_FLOATS = 128  # of a row of 32 quads
 RESERVED = 1024  # bytes of shared memory that the system takes of every block
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
@@ -502,6 +503,8 @@ def _tiles(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
     unit, row_tiles = 64 // size, -(-rows // 8)
     spreads = []
     for at_once in (1, 2, 4):
+        if at_once * row_tiles > MOST_TILES and at_once > 1 and warps > FEW_WARPS:
+            break
         groups = -(-outs // (16 * at_once))
         per_item, slices = _cut(-(-ins // unit), groups, warps)
         spreads.append(
