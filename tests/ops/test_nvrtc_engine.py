@@ -317,10 +317,18 @@ def test_teams_exchange_through_global_memory(case, engine):
 
 
 @pytest.mark.parametrize("place", [REGISTERS, GLOBAL, MIXED])
-@pytest.mark.parametrize(("case", "dtype"), [("dmu-n3-residual-gelu", torch.float32), ("lstm", torch.float16)])
-def test_teams_take_weights_from_anywhere(case, dtype, place, engine):
+@pytest.mark.parametrize(
+    ("case", "product", "dtype"),
+    [
+        ("dmu-n3-residual-gelu", MMA, torch.float32),
+        ("lstm", MMA, torch.float16),
+        ("dmu-n5", FMA, torch.float32),
+        ("gru", FMA, torch.bfloat16),
+    ],
+)
+def test_teams_take_weights_from_anywhere(case, product, dtype, place, engine):
     rec, _, hidden = MORE_CASES[case]
-    layout = small(4, 5, place, warps=2, product=MMA, team=True)
+    layout = small(4, 5, place, warps=2, product=product, team=True)
     compare(rec, 101, [85] * len(hidden), layout=layout, engine=engine, dtype=dtype, batch=7, steps=7)
 
 
@@ -628,7 +636,11 @@ def test_every_plan_fits_the_chip(d, hidden, products, runs):
 def test_no_cluster_waits_for_another_to_end(cell, d, hidden, batch):
     layout = plan(Shape(cell, "tanh", d, (*hidden, d)), (FMA,), 1, batch, *HOPPER[1:])
     assert layout.cluster > 1
-    assert -(-batch // layout.rows) <= HOPPER.clusters_at_once[layout.cluster]
+    groups = -(-batch // layout.rows)
+    if layout.team:
+        assert groups * layout.cluster <= HOPPER.multiprocessors
+    else:
+        assert groups <= HOPPER.clusters_at_once[layout.cluster]
 
 
 def test_blocks_of_teams_all_run_at_once():
@@ -641,15 +653,15 @@ def test_blocks_of_teams_all_run_at_once():
             assert runs * -(-batch // rows) * team <= HOPPER.multiprocessors
 
 
-@pytest.mark.parametrize(("depth", "team"), [(1, False), (10, True)])
-def test_teams_are_for_weights_that_do_not_fit_into_a_cluster(depth, team):
-    shape = Shape("dmu", "tanh", 830, (830,) * depth, torch.bfloat16)
-    layout = plan(shape, (FMA, MMA), 1, 20, *HOPPER[1:])
+@pytest.mark.parametrize("product", [FMA, MMA])
+@pytest.mark.parametrize(("width", "depth", "team"), [(136, 10, False), (830, 10, True)])
+def test_wide_layers_are_spread_over_more_blocks_than_a_cluster_has(width, depth, team, product):
+    shape = Shape("dmu", "tanh", width, (width,) * depth, torch.bfloat16)
+    layout = plan(shape, (product,), 1, 20, *HOPPER[1:])
     assert layout.team is team
     assert max(layout.shared_bytes) <= HOPPER.shared_limit
-    assert not plan(shape, (FMA,), 1, 20, *HOPPER[1:]).team  # exact products
     without_clusters = HOPPER._replace(clusters_at_once={})  # GPUs before Hopper
-    assert not plan(shape, (MMA,), 1, 20, *without_clusters[1:]).team
+    assert not plan(shape, (product,), 1, 20, *without_clusters[1:]).team
 
 
 class Driver:
@@ -728,7 +740,7 @@ def test_kernels_that_save_nothing_have_no_way_back(monkeypatch):
 
 
 def test_only_hopper_and_newer_fetch_weights_ahead():
-    shape = Shape("dmu", "tanh", 1000, (1000,) * 3, torch.bfloat16)
+    shape = Shape("dmu", "tanh", 1000, (1000,) * 10, torch.bfloat16)
     for clusters, fetches in ((HOPPER.clusters_at_once, True), ({}, False)):
         layout = plan(shape, (MMA,), 1, 32, HOPPER.multiprocessors, HOPPER.shared_limit, clusters)
         for sweep in (layout.forward, layout.backward):

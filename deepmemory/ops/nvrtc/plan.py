@@ -38,7 +38,7 @@ MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
 BARRIERS = 4  # floats of shared memory
 TEAM_BUFFERS = 16  # of a team's rows, in global memory
 TILE_OUTPUTS = 16  # of the tensor cores
-MOST_TILES = 99
+MOST_TILES = 4  # whose sums a lane of many warps has in registers, if they are of more than one tile of outputs
 ROW_FLOATS = 128  # of a row of 32 quads
 RESERVED = 1024  # bytes of shared memory that the system takes of every block
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
@@ -194,8 +194,7 @@ def plan(
 ) -> Plan:
     """The layout whose sweeps should take the least time, with as many waves of blocks as it needs.
 
-    ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time. Teams are
-    considered where weights find no room in a cluster.
+    ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
     """
     best: tuple[float, Plan] | None = None
     for product, cluster in itertools.product(products, (1, *clusters_at_once)):
@@ -216,11 +215,10 @@ def plan(
                     if best is None or cost < best[0]:
                         best = cost, layout
     assert best is not None, "one row in one block always fits: weights may be streamed"
-    streams = any((*best[1].forward.streamed, *best[1].backward.streamed))
-    if clusters_at_once and MMA in products and streams:
-        for team, rows in teams(shape, runs, batch, multiprocessors):
+    if clusters_at_once:
+        for (team, rows), product in itertools.product(teams(shape, runs, batch, multiprocessors), products):
             for warps in (MOST_WARPS, FEW_WARPS):
-                layout = lay_out(shape, MMA, rows, team, warps, shared_limit, team=True)
+                layout = lay_out(shape, product, rows, team, warps, shared_limit, team=True)
                 if max(layout.shared_bytes) <= shared_limit:
                     cost = _of_sweeps(shape, layout, runs, batch, steps)
                     if cost < best[0]:
