@@ -90,7 +90,7 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
     layout = plan(layer, products, 1, shape.batch, *device[1:], steps)
     cluster, size = layout.cluster, input_bytes(layer, layout.product)
     clusters = -(-shape.batch // layout.rows)
-    at_once = device.multiprocessors if cluster == 1 else device.clusters_at_once[cluster]
+    at_once = device.multiprocessors // cluster if cluster == 1 or layout.team else device.clusters_at_once[cluster]
     sent: dict[int, int] = {}  # elements that a block sends to every block: how many exchanges of a step, both sweeps
     for _, features, gates in layer.layers():
         own = layout.rows * _slice(features, cluster, layout.product, size)
@@ -107,11 +107,12 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
         "sweep_product": layout.product if layout.product == FMA else precision,
         "rows": layout.rows,
         "cluster": cluster,
+        "team": layout.team,
         "warps": layout.warps,
         "clusters": clusters,
         "waves": -(-clusters // at_once),
         "number": "BFloat16" if size == 2 else "float",
-        "sent": sorted(sent.items()) if cluster > 1 else [],
+        "sent": sorted(sent.items()) if cluster > 1 and not layout.team else [],
         "weight_bytes": 4 * weights,
         "streamed_bytes": [16 * sweep.streamed_quads for sweep in (layout.forward, layout.backward)],  # of a block
         "sweep_products": 2 * rows * weights // cluster,  # of a block, in one step, both sweeps
@@ -133,7 +134,8 @@ def copy_of(row: Row) -> Copy:
 
 def node_of(row: Row) -> dict[str, int]:
     """The kernel of a sweep in a CUDA graph."""
-    return {"cluster": row["cluster"], "blocks": row["clusters"] * row["cluster"], "warps": row["warps"]}
+    cluster = 1 if row.get("team") else row["cluster"]
+    return {"cluster": cluster, "blocks": row["clusters"] * row["cluster"], "warps": row["warps"]}
 
 
 ONE_BLOCK = {"cluster": 1, "blocks": 1, "warps": 1}
@@ -390,6 +392,8 @@ def floor(one: Row, rows: list[Row], multiprocessors: int) -> dict[str, float]:
     hidden, gate = (find(rows, what="layer in a block", kind=k, warps=one["warps"])["us"] for k in ("hidden", "gate"))
     if one["cluster"] == 1:
         of_step = 2 * one["layers"] * hidden
+    elif one.get("team"):  # the words of all rows, which every block reads, not counted
+        of_step = 2 * one["layers"] * find(rows, what="exchange of all", apart=128)["us"]
     else:
         found = [find(rows, what="exchange", work=True, **sent._asdict())["us"] for sent in exchanges_of(one)]
         of_step = sum(count * us for (_, count), us in zip(one["sent"], found, strict=True))

@@ -20,6 +20,7 @@ import variations
 from deepmemory.lab.bench.speed import PRECISIONS
 from deepmemory.lab.bench.tables import markdown_table, speed_table
 from deepmemory.lab.beyond import depth
+from deepmemory.lab.beyond.models import DEEP
 from deepmemory.lab.beyond.state_tracking import RUNS
 from deepmemory.lab.records import Records
 from deepmemory.lab.report.render import markdown
@@ -48,6 +49,7 @@ FRONT = {  # shapes in the README's table, those where a GRU is faster at the en
     "CPU": ("adding",),
     "H200": ("large", "adding-51", "ptb-2", "deep-wide"),
 }
+LAST_ROUND = 5  # of the search for settings of the depth experiment
 MODELS = {"dmu": "DMU, plain", "residual": "DMU, residual", "rhn": "RHN", "gru": "GRU", "lstm": "LSTM"}
 DEPTHS = ("ptb-1", "ptb-2", "ptb-5", "ptb-10")
 
@@ -79,6 +81,7 @@ def tables() -> dict[str, str]:
         "rate ranges": gru_study.range_table(beside),
         "depth perplexity": perplexity_by_depth("small"),
         "depth rates": rates_by_depth(),
+        "depth trials": trials_at_large_size(),
         "state tracking": by_part(
             "state-study", f"runs of {RUNS}", lambda one: str(one.solved(f"accuracy_{max(state_tracking.LONGER)}"))
         ),
@@ -142,6 +145,24 @@ def rates_by_depth() -> str:
                 rows.append([MODELS[kind], str(n), *cells])
     rates = sorted({t["lr"] for t in trials if t["round"] == 1})
     return markdown_table(["transition", "n", *(f"rate {rate:g}" for rate in rates)], rows)
+
+
+def trials_at_large_size() -> str:
+    """The last round of the search at the large size, best first."""
+    trials = json.loads((ROOT / "docs" / "depth-study" / "search.json").read_text())["trials"]
+    rows = []
+    for t in sorted((t for t in trials if t["round"] == LAST_ROUND), key=lambda t: t["valid_perplexity"]):
+        name = MODELS[t["kind"]] + (f", n = {t['depth']}" if t["kind"] in DEEP else "")
+        of_state = [f"{t[share]:g}" for share in ("recurrent_dropout", "transition_dropout")]
+        around = [f"{t[share]:g}" for share in ("input_dropout", "output_dropout")]
+        rates = [f"{t['lr']:g}", f"{t['embedding_rate']:g}", f"{t['weight_decay']:g}"]
+        scores = [f"{t[of]:.1f}" for of in ("valid_perplexity", "test_perplexity")]
+        bias = f"{t['memory_bias']:g}" if t["kind"] in ("dmu", "residual") else "–"  # noqa: RUF001
+        rows.append([name, *rates, bias, " ".join(around), " ".join(of_state), str(t["epochs"]), *scores])
+    shares = "dropout of input, output", "of state, transition"
+    scores = "valid perplexity", "test perplexity"
+    head = ["model", "rate", "of embedding", "weight decay", "memory bias", *shares, "epochs", *scores]
+    return markdown_table(head, rows)
 
 
 def milliseconds(result: dict, shape: str, precision: str = "float32") -> tuple[dict, dict[str, float]]:

@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,30 @@ def test_three_layers_remember_as_much_better_as_the_pages_say(recorded):
     assert losses["DMU, n = 3", "10000"] < 1.5 * 6e-6  # "near LEM's 6e-6"
     assert losses["residual DMU, n = 3", "5000"] > 1e-3  # "some runs fail"
     assert losses["minGRU", "10000"] < min(losses["GRU", "10000"], losses["LSTM", "10000"])
+
+
+def test_trials_at_the_large_size_came_out_as_the_page_says():
+    page = (DOCS / "depth-and-rate.md").read_text()
+    trials = json.loads((DOCS / "depth-study" / "search.json").read_text())["trials"]
+    large = [trial for trial in trials if trial.get("size") == "large"]
+    best_after_12 = min((trial for trial in large if trial["round"] == 4), key=lambda trial: trial["valid_perplexity"])
+    best, *others = sorted(
+        (trial for trial in large if trial["round"] == 5), key=lambda trial: trial["valid_perplexity"]
+    )
+    same = ("lr", "embedding_rate", "memory_bias", "recurrent_dropout", "transition_dropout")
+    (longer,) = [
+        trial for trial in others if trial["input_dropout"] == 0.65 and all(trial[k] == best_after_12[k] for k in same)
+    ]
+    said = f"(0.002, embedding 0.005) ends after {longer['epochs']} at\na validation perplexity of "
+    assert (
+        f"{said}{longer['valid_perplexity']:.1f} while the training text is at {longer['train_perplexity']:.0f}."
+        in page
+    )
+    assert f"take it to {best['valid_perplexity']:.1f} in {best['epochs']} epochs" in page
+    scores = {(trial["kind"], trial["depth"]): trial["test_perplexity"] for trial in reversed([best, *others])}
+    assert scores["residual", 5] < scores["residual", 3] < scores["lstm", 1] - 8
+    counts = Counter((trial["kind"], trial["depth"]) for trial in large)
+    assert (counts["lstm", 1], counts["residual", 5]) == (1, 12)  # "one trial", "twelve"
 
 
 def test_states_are_tracked_as_reliably_as_the_page_says(recorded):
