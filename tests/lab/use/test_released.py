@@ -1,6 +1,7 @@
 """A released network needs its file alone; those that come with the package work at once."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from lab.checkpoints import made, small, train
 from lab.test_cli import error_of, invoke
 from safetensors.torch import save_file
 
-from deepmemory.lab.cli.training import training_command
+from deepmemory.lab.cli.training import papers_setting
 from deepmemory.lab.data import MissingData, files
 from deepmemory.lab.records import RecordsError
 from deepmemory.lab.records.checkpoints import last_weights
@@ -135,7 +136,12 @@ class TestShipped:
         for path in found:
             release = load_release(path)
             assert release.setting.task == path.stem
-            assert release.made["command"].startswith(f"{training_command(release.setting, release.seed)}; dmu release")
+            train, then = release.made["command"].split("; ")
+            words = shlex.split(train)
+            assert words[:7] == f"dmu train {path.stem} --cell {release.setting.cell} --seed {release.seed}".split()
+            assert then.startswith("dmu release")
+            changes = dict(change.split("=") for change in words[8::2])
+            assert papers_setting(path.stem, release.setting.cell, changes) == release.setting
             assert release.made == json.loads(path.with_suffix(".json").read_text())
             exact, rounded = release.made["scores"]["float32"], release.made["scores"]["float16"]
             assert rounded["test_loss"] == pytest.approx(exact["test_loss"], rel=1e-3)
