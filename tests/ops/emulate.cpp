@@ -26,6 +26,14 @@ inline unsigned bits_of(float x) { return same_bits<unsigned>(x); }
 inline float float_of(unsigned bits) { return same_bits<float>(bits); }
 inline void open_exchange() {}
 inline void receive(int, int) { cluster_barrier(); }
+inline float from_lane_across(float x, int apart) {
+    const int lane = self->index % 32;
+    self->a[lane][0] = bits_of(x);
+    warp_barrier();
+    const float other = float_of(self->a[lane ^ apart][0]);
+    warp_barrier();
+    return other;
+}
 inline float round_to_tf32(float x) { return x != x ? x : float_of((bits_of(x) + 0x1000) & ~0x1fffu); }
 
 struct Half;

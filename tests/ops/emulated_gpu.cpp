@@ -116,7 +116,11 @@ void run_cluster(std::vector<Coroutine>& threads) {
 }  // namespace
 
 void warp_barrier() { current().warp->lanes.arrive_and_wait(); }
-void block_barrier() { cluster->blocks[current().rank].arrive_and_wait(); }
+// At times somebody goes on late: the others do not wait for it before the next barrier.
+void block_barrier() {
+    cluster->blocks[current().rank].arrive_and_wait();
+    if (draw() % 4 == 0) pause_at_times();
+}
 void cluster_barrier() { cluster->all.arrive_and_wait(); }
 
 void start_copy(void* to, const void* from, int size, Arrival* arrival) {

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepmemory.ops import engines, hoisted, nvrtc, plain
 from deepmemory.ops.layout import delta_features, trace_features
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, plan, teams
+from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, layouts, plan, teams
 from deepmemory.ops.recurrence import Recurrence, Sequences, resets_of_sweep
 
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
@@ -203,16 +203,16 @@ def places_of(layout: Plan) -> list[int]:
     return [sum(sum(getattr(sweep, name)) for sweep in (layout.forward, layout.backward)) for name in PLACES]
 
 
-def small(rows, cluster, place, warps=1, product=FMA, team=False):
+def small(rows, cluster, place, warps=1, product=FMA, **options):
     """A layout that puts all weights in one place, or some in each (MIXED)."""
 
     def layout_of(shape: Shape) -> Plan:
         registers = {REGISTERS: 10**6, MIXED: 4 if product == FMA else 32}.get(place, 0)
         case = shape, product, rows, cluster, warps
-        layout = lay_out(*case, 0 if place == GLOBAL else 10**9, registers, team=team)
+        layout = lay_out(*case, 0 if place == GLOBAL else 10**9, registers, **options)
         if place == MIXED:
             limits = range(max(layout.shared_bytes), 0, -512)
-            tried = (lay_out(*case, limit, registers, team=team) for limit in limits)
+            tried = (lay_out(*case, limit, registers, **options) for limit in limits)
             layout = next(mixed for mixed in tried if all(places_of(mixed)))
         places = places_of(layout)
         if place == REGISTERS:  # layers that share their code have none of their own
@@ -446,6 +446,58 @@ def test_one_step(engine):
     compare(rec, d, hidden, layout=small(4, 1, REGISTERS), engine=engine, steps=1, batch=1)
 
 
+DIRECT_CASES = {name: case for name, case in MORE_CASES.items() if len(case[2]) + (case[0].cell == "rhn") < 3} | {
+    "rhn-2": (Recurrence("rhn"), 6, [6]),
+}
+
+
+# Warps that finish their own sums, with lanes that share the inputs of an output, in stages of one layer.
+@pytest.mark.parametrize("case", DIRECT_CASES)
+def test_direct_sums_agree_with_the_definition(case, engine):
+    rec, d, hidden = DIRECT_CASES[case]
+    options = {"lengths": [4, 0, 3], "masks": True, "resets": RESETS}
+    compare(rec, d, hidden, layout=small(2, 1, SHARED, warps=2, direct=4), engine=engine, **options)
+
+
+# Features that fill no group, parts of rows, more items than warps, warps without any, and lanes without a sum.
+@pytest.mark.parametrize(
+    ("direct", "dtype", "rows", "warps", "place"),
+    [
+        (1, torch.float32, 2, 2, REGISTERS),
+        (2, torch.float32, 6, 4, SHARED),
+        (4, torch.float32, 5, 3, REGISTERS),
+        (8, torch.float32, 1, 8, REGISTERS),
+        (8, torch.bfloat16, 12, 8, SHARED),
+        (4, torch.float16, 1, 4, SHARED),
+    ],
+)
+def test_direct_sums_of_odd_widths(direct, dtype, rows, warps, place, engine):
+    layout = small(rows, 1, place, warps=warps, direct=direct)
+    options = {"dtype": dtype, "batch": 7, "steps": 2, "lengths": [2, 1, 0, 2, 2, 1, 2], "masks": True}
+    compare(Recurrence("dmu", "tanh"), 77, [93, 51], layout=layout, engine=engine, **options)
+
+
+# Shared memory that is written too early is wrong in the emulator, which runs warps in any order: 20 exchanges of two
+# buffers, with nothing but a barrier for each between warps that take long and others that have nothing to do.
+def test_direct_sums_need_one_barrier_for_a_layer(engine):
+    layout = small(2, 1, SHARED, warps=4, direct=8)
+    compare(Recurrence("rhn"), 37, [37], layout=layout, engine=engine, steps=10, batch=2)
+
+
+def test_layers_with_direct_sums_are_small_and_not_deep():
+    def offered(cell, widths):
+        shape = Shape(cell, "tanh", widths[-1], widths, torch.bfloat16)
+        found = [layout for layout in layouts(shape, (FMA, MMA), 64, HOPPER.shared_limit, ()) if layout.direct]
+        assert all(layout.product == FMA and layout.cluster == 1 and not layout.streams for layout in found)
+        return bool(found)
+
+    assert offered("dmu", (128,))
+    assert offered("dmu", (93, 51, 77))
+    assert not offered("dmu", (64,) * 4)  # layers that share their code
+    assert not offered("dmu", (256, 256))  # weights in global memory
+    assert not offered("lstm", (512,))
+
+
 def products_of(rec, weights, needs, engine, *, steps=5, batch=3, runs=None, lengths=None, transposed=False):
     """Weight gradients by the kernel and by torch's products, from made-up records of the sweeps."""
     generator = torch.Generator(DEVICE).manual_seed(3)
@@ -594,8 +646,11 @@ def test_weights_may_begin_at_any_address(place, engine):
     assert torch.equal(given, expected)
 
 
-@pytest.mark.parametrize(("cluster", "place", "team"), [(1, REGISTERS, False), (2, GLOBAL, False), (3, GLOBAL, True)])
-def test_runs_side_by_side_equal_each_alone(cluster, place, team, engine):
+@pytest.mark.parametrize(
+    ("cluster", "place", "product", "options"),
+    [(1, REGISTERS, FMA, {}), (2, GLOBAL, FMA, {}), (3, GLOBAL, MMA, {"team": True}), (1, SHARED, FMA, {"direct": 2})],
+)
+def test_runs_side_by_side_equal_each_alone(cluster, place, product, options, engine):
     rec = Recurrence("dmu", "tanh")
     generator = torch.Generator().manual_seed(9)
     weights = [
@@ -603,7 +658,7 @@ def test_runs_side_by_side_equal_each_alone(cluster, place, team, engine):
         for ws in zip(*(draw_weights(rec, 3, 5, [4], generator) for _ in range(3)), strict=True)
     ]
     x = torch.randn(3, 4, 3, 3, generator=generator).to(DEVICE)
-    engine(small(2, cluster, place, product=MMA if team else FMA, team=team))
+    engine(small(2, cluster, place, product=product, **options))
 
     def loss(x, *weights):
         from deepmemory import ops

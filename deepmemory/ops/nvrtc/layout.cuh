@@ -12,6 +12,9 @@
 //   ROWS          sequences of a cluster
 //   CLUSTER, WARPS, SAVE
 //   TEAM          whether the blocks of a cluster are a team: any number of them, that exchange through global memory
+//   DIRECT        0: sums go through shared memory, where other threads finish them. Otherwise the warps of a single block have
+//                 whole sums of what their own lanes finish, and so many lanes share the inputs of an output (exact
+//                 multiplications, stages of one layer, nothing in global memory)
 //   RESIDUAL      whether hidden layers of a dmu, from the second on, add to the one before
 //   HIDDEN_MASK, STATE_MASK, RESETS   whether sequences have masks of a dmu's hidden layers, of the state, and resets
 // and for each stage, of the forward sweep and of the backward one:
@@ -55,7 +58,51 @@ constexpr int slice(int f) {
     return CLUSTER == 1 && !TENSOR_CORES ? f : round_up(ceil_div(f, CLUSTER), SENT_TOGETHER);
 }
 constexpr int all_slices(int f) { return CLUSTER * slice(f); }
-constexpr int elements(int f) { return ceil_div(ROWS * slice(f), THREADS); }  // that a thread finishes
+
+// Who finishes what: anybody anything, or (DIRECT) a warp what it has summed. It takes items, which are a group of features
+// with all gates and a part of the rows. `plan.py` counts the same.
+static_assert(!DIRECT || (CLUSTER == 1 && !TENSOR_CORES && LAYERS == STAGES));
+constexpr int SHARING = larger(1, DIRECT), SIDE_BY_SIDE = 32 / SHARING;  // lanes with the same features, and features in lanes
+constexpr int MOST_FEATURES_OF_LANE = 4;
+constexpr int features_of_lane(int f) { return smaller(ceil_div(f, SIDE_BY_SIDE * WARPS), MOST_FEATURES_OF_LANE); }
+constexpr int feature_groups(int f) { return ceil_div(f, SIDE_BY_SIDE * features_of_lane(f)); }
+constexpr int row_parts(int f) {  // so that all warps have something to do
+    int parts = 1;
+    for (int n = 2; n <= ROWS; ++n)
+        if (ROWS % n == 0 && feature_groups(f) * n <= WARPS) parts = n;
+    return parts;
+}
+constexpr int rows_of_item(int f) { return ROWS / row_parts(f); }
+constexpr int items_of_warp(int f) { return ceil_div(feature_groups(f) * row_parts(f), WARPS); }
+// Sums of an item, all gates of an element counted as one, that the lanes with the same outputs divide among themselves. They
+// halve them until each has one: then some have none.
+constexpr int divided(int f) {
+    const int all = features_of_lane(f) * rows_of_item(f);
+    if (all >= SHARING) return round_up(all, SHARING);
+    int power = 1;
+    while (power < all) power *= 2;
+    return power;
+}
+constexpr int elements_of_item(int f) { return larger(1, divided(f) / SHARING); }
+constexpr int elements(int f) {  // that a thread finishes
+    return DIRECT ? items_of_warp(f) * elements_of_item(f) : ceil_div(ROWS * slice(f), THREADS);
+}
+struct Element { int row, feature; bool there; };  // there: a thread has it; its feature may be padding, unless DIRECT
+template <int F> DEVICE Element element(int e, int rank) {
+    if constexpr (!DIRECT) {
+        const int i = thread_index() + e * THREADS;
+        return {i / slice(F), rank * slice(F) + i % slice(F), i < ROWS * slice(F)};
+    } else {
+        constexpr int each = elements_of_item(F), groups = feature_groups(F), items = groups * row_parts(F);
+        constexpr int of_lane = features_of_lane(F), all = of_lane * rows_of_item(F), idle = larger(1, SHARING / divided(F));
+        const int lane = thread_index() % 32, item = thread_index() / 32 + e / each * WARPS;
+        const int share = lane / SIDE_BY_SIDE, m = share / idle * each + e % each;
+        const int feature = (item % groups * of_lane + m % of_lane) * SIDE_BY_SIDE + lane % SIDE_BY_SIDE;
+        const bool busy = (items % WARPS == 0 || item < items) && share % idle == 0 && m < all;
+        return {item / groups * rows_of_item(F) + m / of_lane, feature,
+                busy && (F % (SIDE_BY_SIDE * of_lane) == 0 || feature < F)};
+    }
+}
 constexpr int elements_before(int s) { return s <= 0 ? 0 : elements_before(s - 1) + elements(WIDTH[s - 1]); }
 constexpr int OWN = elements(D);
 

@@ -74,6 +74,7 @@ DEVICE void receive(int bytes, int exchange) {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
     wait_for_barrier(barrier, parity);
 }
+DEVICE float from_lane_across(float x, int apart) { return __shfl_xor_sync(0xffffffffu, x, apart); }
 // Lanes hold neighbours in a row of a buffer: as many as fill 16 bytes put them together and share the receivers.
 DEVICE unsigned of_lane(unsigned value, int lane) { return __shfl_sync(0xffffffffu, value, lane); }
 DEVICE Words gathered(float value, int first) {

@@ -10,27 +10,38 @@ template <int STAGE> struct Product<STAGE, true> {  // from the deltas of a laye
     static constexpr int in = gates(STAGE) * all_slices(features(STAGE)), own = slice(inputs(STAGE)), out = own;
 };
 
-// Who multiplies what: a warp takes an item, which is a group of outputs and a slice of the inputs.
+// Who multiplies what: a warp takes an item, which is a group of outputs and a slice of the inputs or, where sums are finished
+// DIRECTly, a group of features with all gates, all inputs and a part of the rows.
 template <int STAGE, bool BACK> struct Spread {
     using P = Product<STAGE, BACK>;
     static constexpr int at_once = OUTPUTS_AT_ONCE[BACK][STAGE];
-    static constexpr int lanes = TENSOR_CORES ? 32 : 32 / ROW_GROUPS[BACK][STAGE];  // side by side over outputs
-    static constexpr int rows = TENSOR_CORES ? PADDED_ROWS : ROWS / ROW_GROUPS[BACK][STAGE];  // of a lane, or of a tile
+    static constexpr int width = BACK ? inputs(STAGE) : features(STAGE), gates_of = BACK ? 1 : gates(STAGE);
+    static constexpr int lanes = TENSOR_CORES || DIRECT ? 32 : 32 / ROW_GROUPS[BACK][STAGE];  // with weights of their own
+    static constexpr int rows = TENSOR_CORES ? PADDED_ROWS  // of a lane, or of a tile
+                              : DIRECT ? rows_of_item(width) : ROWS / ROW_GROUPS[BACK][STAGE];
     static constexpr int quads = TENSOR_CORES ? 2 * at_once : at_once;  // of weights that a lane has for one unit
-    static constexpr int outputs = (TENSOR_CORES ? 16 : lanes) * at_once;  // of an item
-    static constexpr int unit = TENSOR_CORES ? 64 / int(sizeof(Input)) : 4;
+    static constexpr int outputs = (TENSOR_CORES ? 16 : DIRECT ? SIDE_BY_SIDE : lanes) * at_once;  // of an item
+    static constexpr int unit = TENSOR_CORES ? 64 / int(sizeof(Input)) : 4 * SHARING;
     static constexpr int units = ceil_div(P::in, unit);
     static constexpr int units_per_item = UNITS[BACK][STAGE];
-    static constexpr int groups = ceil_div(P::out, outputs), slices = ceil_div(units, units_per_item);
-    static constexpr int items = groups * slices, items_per_warp = ceil_div(items, WARPS);
+    static constexpr int groups = DIRECT ? feature_groups(width) : ceil_div(P::out, outputs);
+    static constexpr int slices = ceil_div(units, units_per_item), sets = groups * slices;  // of weights
+    static constexpr int items = sets * (DIRECT ? row_parts(width) : 1), items_per_warp = ceil_div(items, WARPS);
     static constexpr int padded_inputs = slices * units_per_item * unit;
     static constexpr int padded_outputs = groups * outputs;
     static constexpr int sum_stride = padded_outputs + (TENSOR_CORES ? 4 : 0);  // keeps lanes in different banks
-    static constexpr int sums = slices * ROWS * sum_stride;
-    static constexpr int quads_of_unit = items * quads * lanes;  // of all items
+    static constexpr int sums = DIRECT ? 0 : slices * ROWS * sum_stride;
+    static constexpr int quads_of_unit = sets * quads * lanes;  // of all items
     static constexpr int kept = KEPT[BACK][STAGE], shared = SHARED[BACK][STAGE];
     static constexpr int streamed = layers_of<STAGE> * units_per_item - kept - shared;
     static constexpr int rows_of_unit = ceil_div(quads * lanes, 32);  // of 32 quads, in a warp's stream
+    static_assert(!DIRECT || (slices == 1 && streamed == 0 && at_once == gates_of * features_of_lane(width)));
+    // The j-th output of a lane (exact multiplications), P::out where there is none.
+    DEVICE static int output(int group, int j, int lane) {
+        if (!DIRECT) return (group * at_once + j) * lanes + lane;
+        const int feature = (group * features_of_lane(width) + j / gates_of) * SIDE_BY_SIDE + lane % SIDE_BY_SIDE;
+        return feature < P::own ? j % gates_of * P::own + feature : P::out;
+    }
 };
 
 // Sizes that all layers of a sweep share.
@@ -64,6 +75,13 @@ template <bool BACK, int INPUTS, int STAGE = 0> constexpr int stale_columns(int 
 template <bool BACK, int STAGE = 0> constexpr int sums_size() {
     if constexpr (STAGE == STAGES) return 0;
     else return larger(Spread<STAGE, BACK>::sums, sums_size<BACK, STAGE + 1>());
+}
+template <bool BACK, int STAGE = 0> constexpr int most_own_sums() {  // of a thread, where it finishes them DIRECTly
+    if constexpr (!DIRECT || STAGE == STAGES) return 1;
+    else {
+        using S = Spread<STAGE, BACK>;
+        return larger(elements(S::width) * S::gates_of, most_own_sums<BACK, STAGE + 1>());
+    }
 }
 template <bool BACK, int STAGE = 0> constexpr int quads_in_shared() {
     if constexpr (STAGE == STAGES) return 0;
@@ -174,33 +192,43 @@ template <bool BACK> struct Stream {
     }
 };
 
-// A lane's sums of some outputs of some rows, in exact float32. A unit is four inputs.
+// A lane's sums of some outputs of some rows, in exact float32. A unit is four inputs or, where lanes share them, four of each.
 template <int STAGE, bool BACK> struct FmaSums {
     using S = Spread<STAGE, BACK>;
     static constexpr int J = S::at_once, K = S::rows, STRIDE = row_stride<BACK>();
     static constexpr int chains = K * J >= 4 ? 1 : 4 / (K * J);  // of additions that do not wait for one another
     float sum[K * J * chains];
-    const int lane = thread_index() % S::lanes, row = thread_index() % 32 / S::lanes * K;  // the first of this lane
+    const int row;  // the first of this lane
     const Quad* in;
 
-    DEVICE static int output(int group, int j) { return (group * J + j) * S::lanes + thread_index() % S::lanes; }
-    DEVICE FmaSums(const Input* rows, int slice, const float* bias)
-        : in(reinterpret_cast<const Quad*>(rows + row * STRIDE) + slice * S::units_per_item) {
+    DEVICE static int output(int group, int j) { return S::output(group, j, thread_index() % S::lanes); }
+    DEVICE FmaSums(const Input* rows, int slice, const float* bias)  // or a part of the rows, where sums are finished DIRECTly
+        : row((DIRECT ? slice : thread_index() % 32 / S::lanes) * K),
+          in(reinterpret_cast<const Quad*>(rows + row * STRIDE) +
+             (DIRECT ? thread_index() % 32 / SIDE_BY_SIDE : slice * S::units_per_item)) {
 #pragma unroll
         for (int k = 0; k < K * J * chains; ++k) sum[k] = k % chains ? 0.f : bias[k / chains % J];
     }
+    DEVICE void read(Quad* to, int q) const {  // unit q of each row
+#pragma unroll
+        for (int r = 0; r < K; ++r) to[r] = in[r * (STRIDE / 4) + q * SHARING];
+    }
     DEVICE void add(const Quad* w, int q) {
 #pragma unroll
-        for (int r = 0; r < K; ++r) {
-            const Quad a = in[r * (STRIDE / 4) + q];
+        for (int r = 0; r < K; ++r) add(w, in[r * (STRIDE / 4) + q * SHARING], r);
+    }
+    DEVICE void add(const Quad* w, const Quad* of_rows) {
 #pragma unroll
-            for (int j = 0; j < J; ++j) {
-                float* to = sum + (r * J + j) * chains;
-                to[0] += w[j].x * a.x;
-                to[1 % chains] += w[j].y * a.y;
-                to[2 % chains] += w[j].z * a.z;
-                to[3 % chains] += w[j].w * a.w;
-            }
+        for (int r = 0; r < K; ++r) add(w, of_rows[r], r);
+    }
+    DEVICE void add(const Quad* w, const Quad a, int r) {
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+            float* to = sum + (r * J + j) * chains;
+            to[0] += w[j].x * a.x;
+            to[1 % chains] += w[j].y * a.y;
+            to[2 % chains] += w[j].z * a.z;
+            to[3 % chains] += w[j].w * a.w;
         }
     }
     DEVICE void store(float* sums, int slice, int group) const {  // to sums[slice, row, output]
@@ -210,6 +238,33 @@ template <int STAGE, bool BACK> struct FmaSums {
 #pragma unroll
             for (int c = 1; c < chains; ++c) all += sum[k * chains + c];
             sums[(slice * ROWS + row + k / J) * S::sum_stride + output(group, k % J)] = all;
+        }
+    }
+    // Adds up what lanes have of the same outputs, so that each has the whole sums of its own elements: own[element, gate].
+    DEVICE void finish(float* own) const {
+        constexpr int count = divided(S::width), G = S::gates_of;
+        float all[count * G];
+#pragma unroll
+        for (int k = 0; k < count * G; ++k) {
+            all[k] = k < K * J ? sum[k % (K * J) * chains] : 0.f;
+#pragma unroll
+            for (int c = 1; c < chains; ++c) all[k] += k < K * J ? sum[k % (K * J) * chains + c] : 0.f;
+        }
+        divide<count, 16>(all);
+#pragma unroll
+        for (int k = 0; k < elements_of_item(S::width) * G; ++k) own[k] = all[k];
+    }
+    // Lanes that are APART give each other half of what they have; where it is one element, both have it.
+    template <int COUNT, int APART> DEVICE static void divide(float* all) {
+        if constexpr (APART >= SIDE_BY_SIDE) {
+            constexpr int left = (COUNT + 1) / 2 * S::gates_of, other = COUNT / 2 * S::gates_of;
+            const bool upper = thread_index() & APART;
+#pragma unroll
+            for (int k = 0; k < left; ++k) {
+                const float given = upper ? all[k] : all[other + k], mine = upper ? all[other + k] : all[k];
+                all[k] = mine + from_lane_across(given, APART);
+            }
+            divide<(COUNT + 1) / 2, APART / 2>(all);
         }
     }
 };
@@ -277,7 +332,16 @@ template <int STAGE, bool BACK> struct Panel {
     Quad kept[larger(1, S::items_per_warp * S::kept * J)];
     float bias[looped ? 1 : S::items_per_warp * J];
     const float* biases;   // [REPEAT, padded_outputs] of layers that share their code
-    const Quad* shared;    // [units, items, J, lanes]
+    const Quad* shared;    // [units, sets, J, lanes]
+    // DIRECT sweeps read some of these weights before the barrier that a product's inputs wait for, so that so many units have
+    // theirs in registers when it begins, and some of the inputs right after it: before they come, there is time to store what
+    // the layer before has left. At most so many quads of each.
+    static constexpr int READ_EARLY = DIRECT && S::items_per_warp == 1 ? 8 : 0;
+    static constexpr int early = smaller(S::units_per_item - S::kept, READ_EARLY / J), in_registers = S::kept + early;
+    static constexpr int at_once = smaller(larger(1, in_registers), larger(1, 8 / S::rows));  // units of inputs
+    static constexpr bool reads_early = READ_EARLY && in_registers > 0;
+    Quad prepared[larger(1, early * J)];
+    Quad first[reads_early ? at_once * S::rows : 1];
 
     // The weight from input k to the block's output n, zero where there is none.
     DEVICE static const Weight* place(const Weight* weight, int rank, int k, int n) {
@@ -303,7 +367,7 @@ template <int STAGE, bool BACK> struct Panel {
             return {word(weight, rank, k, n), word(weight, rank, k, n + 8), word(weight, rank, k + in_word, n),
                     word(weight, rank, k + in_word, n + 8)};
         } else {
-            const int n = (group * J + j) * S::lanes + lane, k = 4 * unit;
+            const int n = S::output(group, j, lane), k = unit * S::unit + (DIRECT ? lane / SIDE_BY_SIDE * 4 : 0);
             if constexpr (!BACK && P::in % 4 == 0 && sizeof(Weight) == 4) {  // four neighbours
                 const Weight* all = place(weight, rank, k, n);
                 if (all && reinterpret_cast<int64>(all) % 16 == 0) return *reinterpret_cast<const Quad*>(all);
@@ -384,7 +448,8 @@ template <int STAGE, bool BACK> struct Panel {
         } else {
 #pragma unroll
             for (int i = 0; i < S::items_per_warp; ++i) {
-                const int item = warp + i * WARPS, slice = item / S::groups, group = item % S::groups;
+                const int item = warp + i * WARPS, slice = DIRECT ? 0 : item / S::groups, group = item % S::groups;
+                const bool begins = DIRECT ? lane < SIDE_BY_SIDE : slice == 0;
 #pragma unroll
                 for (int j = 0; j < J; ++j) {
 #pragma unroll
@@ -392,7 +457,7 @@ template <int STAGE, bool BACK> struct Panel {
                         kept[(i * S::kept + q) * J + j] = item < S::items
                             ? quad(matrix(a, run, 0), rank, slice * S::units_per_item + q, group, j, lane)
                             : Quad{0.f, 0.f, 0.f, 0.f};
-                    bias[i * J + j] = slice == 0 ? bias_of(a, run, 0, rank, Sums::output(group, j)) : 0.f;
+                    bias[i * J + j] = begins ? bias_of(a, run, 0, rank, Sums::output(group, j)) : 0.f;
                 }
             }
         }
@@ -443,6 +508,51 @@ template <int STAGE, bool BACK> struct Panel {
                 }
             }
             sum.store(sums, slice, group);
+        }
+    }
+
+    // The same where sums are finished DIRECTly, in three parts: before the barrier, after it, and when inputs have come.
+    DEVICE Quad in_shared(int unit, int group, int j) const {  // of this lane
+        return shared[((unit - S::kept) * S::sets + group) * (J * S::lanes) + j * S::lanes + thread_index() % S::lanes];
+    }
+    DEVICE void prepare() {
+#pragma unroll
+        for (int k = 0; k < early * J; ++k)
+            prepared[k] = in_shared(S::kept + k / J, thread_index() / 32 % S::groups, k % J);
+    }
+    DEVICE void read(const Input* rows) {
+        if constexpr (reads_early) {
+            const Sums sum(rows, thread_index() / 32 % S::items / S::groups, bias);
+#pragma unroll
+            for (int q = 0; q < at_once; ++q) sum.read(first + q * S::rows, q);
+        }
+    }
+    DEVICE void multiply_directly(const Input* rows, float* own) const {
+#pragma unroll
+        for (int i = 0; i < S::items_per_warp; ++i) {
+            const int item = thread_index() / 32 + i * WARPS, part = item / S::groups, group = item % S::groups;
+            if (S::items % WARPS && item >= S::items) break;
+            Sums sum(rows, part, bias + i * J);
+#pragma unroll
+            for (int begin = 0; begin < in_registers; begin += at_once) {
+                const bool are_here = reads_early && begin == 0;
+                Quad read_now[at_once * S::rows];
+#pragma unroll
+                for (int q = begin; !are_here && q < smaller(begin + at_once, in_registers); ++q)
+                    sum.read(read_now + (q - begin) * S::rows, q);
+#pragma unroll
+                for (int q = begin; q < smaller(begin + at_once, in_registers); ++q)
+                    sum.add(q < S::kept ? kept + (i * S::kept + q) * J : prepared + (q - S::kept) * J,
+                            (are_here ? first : read_now) + (q - begin) * S::rows);
+            }
+#pragma unroll(S::units_per_item <= 8 ? 8 : 4)
+            for (int q = in_registers; q < S::units_per_item; ++q) {
+                Quad w[J];
+#pragma unroll
+                for (int j = 0; j < J; ++j) w[j] = in_shared(q, group, j);
+                sum.add(w, q);
+            }
+            sum.finish(own + i * (elements_of_item(S::width) * S::gates_of));
         }
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -35,6 +35,12 @@ STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a m
 TEAM_INPUT_BYTES, TEAM_STREAMED_BYTES = 7.3e4, 8.6e6
 LOADED_WEIGHTS = 4e3  # that a block brings to the chip in a microsecond, when a sweep begins
 MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
+# The same where warps finish their own sums, chosen so that the estimate ranks the layouts that were timed, among
+# themselves and with the others, as they came out. A layer's fixed cost, for each byte of a value, and for each warp;
+# and how long a warp waits for four inputs of a row, for their products with an output's weights, for such weights if
+# they are not in registers, and for a sum of another lane.
+DIRECT_LAYER, DIRECT_BYTE, DIRECT_WARP = 0.09, 0.023, 0.0148
+DIRECT_READ, DIRECT_PRODUCT, DIRECT_WEIGHTS, DIRECT_SHUFFLE = 3.3e-3, 7.1e-3, 0.031, 8.3e-3
 BARRIERS = 4  # floats of shared memory
 TEAM_BUFFERS = 16  # of a team's rows, in global memory
 TILE_OUTPUTS = 16  # of the tensor cores
@@ -53,6 +59,11 @@ SMALL, TINY = 4096, 12  # weights of a layer in all, and its widest part
 # Shared memory for weights on their way, where some are streamed: bytes at most, and of the room. Exact products read
 # so much from it that they do better without.
 AHEAD_BYTES, AHEAD_SHARE = {FMA: 0, MMA: 132_000}, 0.75
+# Where warps finish their own sums: lanes that may share the inputs of an output; features of which a lane has sums at
+# once, gates not counted; of a thread's registers, those for weights, sums and elements, and what an element takes of
+# them, for every gate and for each of up to three stages.
+DIRECT_LANES, MOST_FEATURES_OF_LANE = (1, 2, 4, 8), 4
+DIRECT_REGISTERS, OF_ELEMENT, OF_GATE, OF_STAGE = 212, 8, 3, 6
 SLOT_ROWS = 8, 4, 2  # of 32 quads, in a slot of a warp: large ones are fetched faster
 
 
@@ -140,6 +151,7 @@ class Plan:
     cluster: int
     warps: int
     team: bool  # its blocks exchange through global memory, and may be more than a cluster has
+    direct: int  # 0, or lanes that share the inputs of an output, whose sums the same warp finishes
     forward: Sweep
     backward: Sweep
 
@@ -147,6 +159,11 @@ class Plan:
     def shared_bytes(self) -> tuple[int, int]:
         """Bytes of shared memory of the forward and of the backward sweep."""
         return self.forward.shared_bytes, self.backward.shared_bytes
+
+    @property
+    def streams(self) -> bool:
+        """Whether some weights find no room on the chip."""
+        return any((*self.forward.streamed, *self.backward.streamed))
 
     def defines(self, shape: Shape, save: bool) -> dict[str, str]:
         """The constants that ``layout.cuh`` asks for."""
@@ -168,6 +185,7 @@ class Plan:
             "ROWS": self.rows,
             "CLUSTER": self.cluster,
             "TEAM": int(self.team),
+            "DIRECT": self.direct,
             "WARPS": self.warps,
             "SAVE": int(save),
             "RESIDUAL": int(shape.residual),
@@ -197,23 +215,17 @@ def plan(
     ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
     """
     best: tuple[float, Plan] | None = None
-    for product, cluster in itertools.product(products, (1, *clusters_at_once)):
-        for warps in _warps(shape, product, cluster):
-            for rows in (rows for rows in ROWS[product] if rows <= batch or rows == ROWS[product][0]):
-                # Without clusters no engine copies to shared memory either: a ring would be filled by hand.
-                layout = lay_out(shape, product, rows, cluster, warps, shared_limit, ring=bool(clusters_at_once))
-                streams = any((*layout.forward.streamed, *layout.backward.streamed))
-                if streams and product == FMA and warps <= FEW_WARPS:
-                    continue  # few warps do not hide how far the memory is
-                if max(layout.shared_bytes) <= shared_limit:
-                    # Blocks that share a multiprocessor, unless they fill its registers or its shared memory.
-                    resident = MOST_WARPS // warps if _small(shape) or product == MMA else 1
-                    resident = min(resident, (shared_limit + RESERVED) // (max(layout.shared_bytes) + RESERVED))
-                    at_once = multiprocessors * resident if cluster == 1 else clusters_at_once[cluster]
-                    waves = -(-runs * -(-batch // rows) // at_once)
-                    cost = waves * _of_sweeps(shape, layout, runs, batch, steps)
-                    if best is None or cost < best[0]:
-                        best = cost, layout
+    for layout in layouts(shape, products, batch, shared_limit, clusters_at_once):
+        # Blocks that share a multiprocessor, unless they fill its registers or its shared memory.
+        resident = MOST_WARPS // layout.warps if _small(shape) or layout.product == MMA else 1
+        if layout.direct:
+            resident = max(1, FEW_WARPS // layout.warps)
+        resident = min(resident, (shared_limit + RESERVED) // (max(layout.shared_bytes) + RESERVED))
+        at_once = multiprocessors * resident if layout.cluster == 1 else clusters_at_once[layout.cluster]
+        waves = -(-runs * -(-batch // layout.rows) // at_once)
+        cost = waves * _of_sweeps(shape, layout, runs, batch, steps)
+        if best is None or cost < best[0]:
+            best = cost, layout
     assert best is not None, "one row in one block always fits: weights may be streamed"
     if clusters_at_once:
         for (team, rows), product in itertools.product(teams(shape, runs, batch, multiprocessors), products):
@@ -225,6 +237,31 @@ def plan(
                         best = cost, layout
                     break  # many warps receive faster; few need less room for their sums
     return best[1]
+
+
+def layouts(
+    shape: Shape, products: tuple[str, ...], batch: int, shared_limit: int, clusters: Collection[int]
+) -> Iterator[Plan]:
+    """Every layout of a single block or a cluster that fits and is worth considering."""
+    for product, cluster in itertools.product(products, (1, *clusters)):
+        rows_of_block = [rows for rows in ROWS[product] if rows <= batch or rows == ROWS[product][0]]
+        for warps, rows in itertools.product(_warps(shape, product, cluster), rows_of_block):
+            # Without clusters no engine copies to shared memory either: a ring would be filled by hand.
+            layout = lay_out(shape, product, rows, cluster, warps, shared_limit, ring=bool(clusters))
+            if layout.streams and product == FMA and warps <= FEW_WARPS:
+                continue  # few warps do not hide how far the memory is
+            if max(layout.shared_bytes) <= shared_limit:
+                yield layout
+    # Direct sums pay where all weights are on the chip and every stage is one layer.
+    if FMA in products and all(repeat == 1 for _, repeat in shape.stages()):
+        rows_of_block = [rows for rows in ROWS[FMA] if rows <= batch or rows == ROWS[FMA][0]]
+        for direct, warps, rows in itertools.product(DIRECT_LANES, _direct_warps(shape), rows_of_block):
+            case = FMA, 4, rows, 1, warps
+            spreads = [_spread(layer, *case, back, direct) for layer in shape.layers() for back in (False, True)]
+            layout = lay_out(shape, FMA, rows, 1, warps, shared_limit, direct=direct)
+            fits = max(layout.shared_bytes) <= shared_limit and _registers_left(shape, spreads) >= 0
+            if fits and not layout.streams:
+                yield layout
 
 
 def teams(shape: Shape, runs: int, batch: int, multiprocessors: int) -> Iterator[tuple[int, int]]:
@@ -261,13 +298,27 @@ def _warps(shape: Shape, product: str, cluster: int) -> tuple[int, ...]:
     return (4, FEW_WARPS, MOST_WARPS) if cluster <= FEW_BLOCKS else (MOST_WARPS,)
 
 
+def _direct_warps(shape: Shape) -> tuple[int, ...]:
+    """The same where warps finish their own sums."""
+    if _small(shape):
+        return (1, 2) if max(shape.widths) <= TINY else (2, 4)
+    return 4, FEW_WARPS
+
+
 def microseconds(shape: Shape, layout: Plan, blocks: int, backward: bool) -> float:
     """An estimate of one step of one block; teams have so many ``blocks`` in all."""
     sweep = layout.backward if backward else layout.forward
     size = input_bytes(shape, layout.product)
     total = 0.0
     for index, (layer, repeat) in enumerate(shape.stages()):
-        spread = _spread(layer, layout.product, size, layout.rows, layout.cluster, layout.warps, backward)
+        case = layout.product, size, layout.rows, layout.cluster, layout.warps, backward, layout.direct
+        spread = _spread(layer, *case)
+        if layout.direct:
+            read = (spread.units_per_item - sweep.kept[index]) * spread.quads_kept_per_unit
+            total += spread.units_per_item * spread.waiting + read * DIRECT_WEIGHTS + spread.shuffles * DIRECT_SHUFFLE
+            total += DIRECT_LAYER + shape.value.itemsize * DIRECT_BYTE + layout.warps * DIRECT_WARP
+            total += ANOTHER * (spread.elements - 1)
+            continue
         inputs, features = (_slice(width, layout.cluster, layout.product, size) for width in layer[:2])
         finished = layout.rows * (inputs if backward else features) / 32  # warps' worth of elements
         layer_cost = spread.microseconds(sweep.kept[index]) + WARP * layout.warps + FINISH * finished
@@ -300,17 +351,19 @@ def lay_out(
     register_floats: int | None = None,
     ring: bool = True,
     team: bool = False,
+    direct: int = 0,
 ) -> Plan:
     """Put weights into registers, then shared memory, then leave the rest in global memory.
 
     With ``ring``, the tensor cores' weights come from there by way of a ring in shared memory. With ``team``, the
-    blocks of a cluster are a team.
+    blocks of a cluster are a team. With ``direct``, the warps of a single block finish their own sums of exact
+    products, and so many lanes share the inputs of one.
     """
     size = input_bytes(shape, product)
     sweeps = []
     for backward in (False, True):
         stages = shape.stages()
-        spreads = [_spread(layer, product, size, rows, cluster, warps, backward) for layer, _ in stages]
+        spreads = [_spread(layer, product, size, rows, cluster, warps, backward, direct) for layer, _ in stages]
         row = max(
             max(spread.padded_inputs, cluster * _slice(layer.inputs, cluster, product, size))
             for spread, (layer, _) in zip(spreads, stages, strict=True)
@@ -329,6 +382,8 @@ def lay_out(
         if floats is None:
             elements = -(-rows * max(_slice(width, cluster, product, size) for width in shape.widths) // (32 * warps))
             floats = _register_floats(shape, product, warps, spreads, elements)
+            if direct:
+                floats = max(0, min(floats, _registers_left(shape, spreads)))
         sweep = _place(spreads, stages, warps, floats, *shared_memory)
         if any(sweep.streamed) and product == MMA and warps > FEW_WARPS:  # no registers are left
             sweep = _place(spreads, stages, warps, 0, *shared_memory)
@@ -337,7 +392,7 @@ def lay_out(
             most = cluster * max(gates * _slice(width, cluster, product, size) for width, gates in sent)
             sweep = replace(sweep, exchanged_quads=TEAM_BUFFERS * rows * most * size // 16)
         sweeps.append(sweep)
-    return Plan(product, rows, cluster, warps, team, *sweeps)
+    return Plan(product, rows, cluster, warps, team, direct, *sweeps)
 
 
 def _register_floats(shape: Shape, product: str, warps: int, spreads: list[_Spread], elements: int) -> int:
@@ -348,6 +403,14 @@ def _register_floats(shape: Shape, product: str, warps: int, spreads: list[_Spre
     if product == FMA:
         return max(0, min(floats, WITH_SUMS - max(spread.reads * spread.at_once for spread in spreads)))
     return max(0, floats - ELEMENT * (elements - 1)) if warps > FEW_WARPS else floats
+
+
+def _registers_left(shape: Shape, spreads: list[_Spread]) -> int:
+    """Registers of a thread for weights, where warps finish their own sums."""
+    stages = shape.stages()
+    element = OF_ELEMENT + OF_GATE * stages[-1][0].gates + OF_STAGE * min(len(stages), 3)
+    sums, elements = (max(getattr(spread, name) for spread in spreads) for name in ("own_sums", "elements"))
+    return DIRECT_REGISTERS - sums - element * elements
 
 
 def _place(
@@ -433,6 +496,10 @@ class _Spread:
     weight_reads: int  # and of its outputs' weights
     multiplying: float  # microseconds that one unit of an item keeps a multiprocessor busy
     waiting: float = 0.0  # that a warp waits for one
+    # Where warps finish their own sums:
+    elements: int = 0  # of a thread,
+    own_sums: int = 0  # of which it has parts,
+    shuffles: int = 0  # and which it gets from other lanes
 
     @property
     def padded_inputs(self) -> int:
@@ -456,7 +523,11 @@ def _slice(features: int, cluster: int, product: str, size: int) -> int:
     return features if cluster == 1 and product == FMA else -(-features // (cluster * together)) * together
 
 
-def _spread(layer: Layer, product: str, size: int, rows: int, cluster: int, warps: int, backward: bool) -> _Spread:
+def _spread(
+    layer: Layer, product: str, size: int, rows: int, cluster: int, warps: int, backward: bool, direct: int
+) -> _Spread:
+    if direct:
+        return _direct(layer, rows, warps, backward, direct)
     inputs, outputs = (_slice(features, cluster, product, size) for features in layer[:2])
     if backward:
         ins, outs = layer.gates * cluster * outputs, inputs
@@ -525,6 +596,40 @@ def _tiles(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
             )
         )
     return min(spreads, key=lambda spread: spread.microseconds(0))
+
+
+def _direct(layer: Layer, rows: int, warps: int, backward: bool, direct: int) -> _Spread:
+    """Items of some features with all gates, all inputs and a part of the rows, as ``layout.cuh`` has them."""
+    ins, features, gates = layer.inputs, layer.features, layer.gates
+    if backward:
+        ins, features, gates = gates * features, ins, 1
+    side_by_side, unit = 32 // direct, 4 * direct
+    of_lane = min(-(-features // (side_by_side * warps)), MOST_FEATURES_OF_LANE)
+    groups = -(-features // (side_by_side * of_lane))
+    parts = max(n for n in range(1, rows + 1) if n == 1 or (rows % n == 0 and groups * n <= warps))
+    rows_of_item, at_once = rows // parts, gates * of_lane
+    items_of_warp, summed = -(-groups * parts // warps), of_lane * rows_of_item
+    halved = [-(-summed // 2**n) for n in range(1, direct.bit_length())]  # until each lane has its own
+    return _Spread(
+        1,
+        at_once,
+        -(-ins // unit),
+        1,
+        groups * parts,
+        unit,
+        groups * side_by_side * at_once,
+        groups * at_once * 32,
+        items_of_warp * at_once,
+        0,
+        0,
+        rows_of_item,
+        at_once,
+        4 * at_once * rows_of_item * MULTIPLICATION,
+        items_of_warp * rows_of_item * (DIRECT_READ + at_once * DIRECT_PRODUCT),
+        items_of_warp * -(-summed // direct),
+        gates * summed,
+        items_of_warp * gates * sum(halved),
+    )
 
 
 def lane_tile(outputs: int, rows: int) -> tuple[int, int]:

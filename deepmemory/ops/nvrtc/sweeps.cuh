@@ -6,8 +6,9 @@
 //
 //     partial sums -> block barrier -> add up, apply the gate, send, store -> receive
 //
-// where a warp multiplies a slice of the inputs with some outputs, and a thread finishes single elements. State and sums
-// are float32 whatever the values' type. Batch size, length and direction are arguments.
+// where a warp multiplies a slice of the inputs with some outputs, and a thread finishes single elements. In a single block
+// sums may also be finished DIRECTly by the warp that has them: sums -> apply the gate, send -> block barrier -> store. State
+// and sums are float32 whatever the values' type. Batch size, length and direction are arguments.
 
 constexpr int WORDS_AT_ONCE = WARPS > 8 ? 8 : 16;  // of 16 bytes, that a thread of a team has on their way to it
 
@@ -18,11 +19,15 @@ template <bool BACK> struct Sweep {
     const int rows;   // that are sequences of the batch
     float* const sums;
     int* const until;  // [ROWS] steps that are real
+    int until_of_lane;   // of the row that has this lane's number
+    unsigned real_rows;  // at this step, bit k is row k's: DIRECT sweeps ask no memory
     int begin, end;  // of what is not padding in every row; memory outside comes in as zero
     Panels<BACK> panels;
     static constexpr bool streams = streamed_slots<BACK>() > 0;
     Stream<BACK> stream;
     int exchange = 0;  // counts what was sent and received; its parity tells the buffer
+    int filling = 0;   // where DIRECT sweeps have the buffer of this exchange: a step waits for its address
+    float own_sums[most_own_sums<BACK>()];  // [element, gate] of this thread, where it finishes them DIRECTly
 
     DEVICE Sweep(const Arguments& a) : a(a), rank(block_x() % CLUSTER), run(block_y()), steps(int(a.steps)),
                                        batch(int(a.batch)), first(block_x() / CLUSTER * ROWS),
@@ -51,11 +56,14 @@ template <bool BACK> struct Sweep {
         int longest = 0;
 #pragma unroll
         for (int row = 0; row < ROWS; ++row) longest = larger(longest, until[row]);
+        if (DIRECT) until_of_lane = until[smaller(thread_index() % 32, ROWS - 1)];
         begin = a.reverse ? steps - longest : 0;
         end = a.reverse ? steps : longest;
     }
-    DEVICE Input* buffer(int which) const {
-        return reinterpret_cast<Input*>(shared_memory + BARRIERS + (which & (ROW_BUFFERS - 1)) * buffer_floats<BACK>());
+    DEVICE Input* buffer(int which) const {  // of this exchange or of the one before
+        constexpr int size = buffer_floats<BACK>();
+        const int place = !DIRECT ? (which & (ROW_BUFFERS - 1)) * size : which == exchange ? filling : size - filling;
+        return reinterpret_cast<Input*>(shared_memory + BARRIERS + place);
     }
     DEVICE Words* team_buffer(int which) const {
         const int team = run * ceil_div(batch, ROWS) + block_x() / CLUSTER;  // fewer than multiprocessors
@@ -69,6 +77,11 @@ template <bool BACK> struct Sweep {
         const unsigned plane = (unsigned(run) * steps + t) * batch + first;
         return int64(plane) * WIDTH + (row * WIDTH + feature);
     }
+    DEVICE static bool has(unsigned rows, int row) { return rows >> (DIRECT ? row & 31 : row) & 1; }  // or it does not exist
+    DEVICE void begin_step(int s) {
+        if (DIRECT) real_rows = in_lanes(time(s) < until_of_lane);
+    }
+    DEVICE bool is_real(int t, int row) const { return DIRECT ? has(real_rows, row) : t < until[row]; }
     DEVICE int time(int s) const { return a.reverse ? steps - 1 - s : s; }
     // Whether the state is zero before step s in the row of this lane; `cut_rows`, which looks at it and waits for the
     // memory, tells it of all rows. Beyond the steps or the batch, anything that is there will do.
@@ -85,12 +98,28 @@ template <bool BACK> struct Sweep {
 
     // Calls visit(e, row, feature) for each element of `F` features that this thread finishes.
     template <int F, class Visit> DEVICE void for_own(Visit visit) const {
-        constexpr int own = slice(F);
 #pragma unroll
         for (int e = 0; e < elements(F); ++e) {
-            const int i = thread_index() + e * THREADS, row = i / own, feature = rank * own + i % own;
-            if (i < ROWS * own && feature < F) visit(e, row, feature);
+            if constexpr (DIRECT) {
+                const Element at = element<F>(e, rank);
+                if (at.there) visit(e, at.row, at.feature);
+            } else {  // the same as `element`, with which ptxas spills more
+                constexpr int own = slice(F);
+                const int i = thread_index() + e * THREADS, row = i / own, feature = rank * own + i % own;
+                if (i < ROWS * own && feature < F) visit(e, row, feature);
+            }
         }
+    }
+    // The same for what stays in registers: DIRECT sweeps, which wait for every instruction, do it for elements that do not
+    // exist too.
+    template <int F, class Visit> DEVICE void for_registers(Visit visit) const {
+        if constexpr (!DIRECT) for_own<F>(visit);
+        else
+#pragma unroll
+            for (int e = 0; e < elements(F); ++e) {
+                const Element at = element<F>(e, rank);
+                visit(e, at.row, at.feature);
+            }
     }
     // The same to fetch what these elements need, always of rows of the batch. A single block has short steps and does it for
     // elements that do not exist too, in the place of others: where a branch ends, what was fetched in it is waited for.
@@ -100,20 +129,18 @@ template <bool BACK> struct Sweep {
         } else {
 #pragma unroll
             for (int e = 0; e < elements(F); ++e) {
-                const int i = thread_index() + e * THREADS;
-                visit(e, smaller(i / slice(F), rows - 1), smaller(i % slice(F), F - 1));
+                const Element at = element<F>(e, rank);
+                visit(e, smaller(at.row, rows - 1), smaller(at.feature, F - 1));
             }
         }
     }
     // Gives every block of the cluster inputs of the next product: values[e * STEP] of each own element, `offset` further.
     // A team has them close together: [ROWS, G * all_slices(F)].
     template <int F, int STEP = 1, int G = 1> DEVICE void send(const float* values, int offset = 0) const {
-        constexpr int own = slice(F);
 #pragma unroll
         for (int e = 0; e < elements(F); ++e) {
-            const int i = thread_index() + e * THREADS, row = i / own, feature = rank * own + i % own;
-            const bool there = i < ROWS * own;
-            const Input value = as_input(there && feature < F ? values[e * STEP] : 0.f);
+            const auto [row, feature, there] = element<F>(e, rank);
+            const Input value = as_input(DIRECT || (there && feature < F) ? values[e * STEP] : 0.f);
             if constexpr (TEAM) {
                 Input* all = reinterpret_cast<Input*>(team_buffer(exchange));
                 send_to_team(all + row * (G * all_slices(F)) + offset + feature, value, there);
@@ -124,9 +151,10 @@ template <bool BACK> struct Sweep {
             }
         }
     }
-    // Waits for all inputs of the next product. A block sends again only after it has received, so that a buffer that is
-    // written to has been read by everybody: two of them suffice.
-    template <int INPUTS> DEVICE void all_sent() {
+    // Waits for all inputs of the next product, which is stage NEXT's in DIRECT sweeps. A block, or a DIRECT warp, sends again
+    // only after it has received, so that a buffer that is written to has been read by everybody: two of them suffice.
+    template <int INPUTS, int NEXT> DEVICE void all_sent() {
+        if constexpr (DIRECT) panels.template get<NEXT>().prepare();
         constexpr int stale = RESETS ? stale_columns<BACK, INPUTS>() : 0;  // a reset makes an end of NaN
         if constexpr (stale > 0)
             for (int i = thread_index(); i < ROWS * stale; i += THREADS)
@@ -139,6 +167,10 @@ template <bool BACK> struct Sweep {
         }
         if (CLUSTER == 1 || TEAM || stale) block_barrier();
         ++exchange;
+        if constexpr (DIRECT) {
+            filling = buffer_floats<BACK>() - filling;
+            panels.template get<NEXT>().read(buffer(exchange - 1));
+        }
     }
     // Whoever sends has received the exchange before, for which everybody had read the one before that: its words can be
     // poisoned. Every block takes a share of them, whoever wrote it.
@@ -176,11 +208,17 @@ template <bool BACK> struct Sweep {
         }
     }
     template <int STAGE> DEVICE void multiply(int k) {  // with layer k of a stage
-        panels.template get<STAGE>().multiply(k, buffer(exchange - 1), sums, stream);
-        block_barrier();
+        if constexpr (DIRECT) {
+            panels.template get<STAGE>().multiply_directly(buffer(exchange - 1), own_sums);
+        } else {
+            panels.template get<STAGE>().multiply(k, buffer(exchange - 1), sums, stream);
+            block_barrier();
+        }
     }
-    template <int STAGE> DEVICE float total(int row, int n) const {
-        return Panel<STAGE, BACK>::total(sums, row, n);
+    template <int STAGE> DEVICE float total(int e, int gate, int row, int feature) const {
+        constexpr int own = Product<STAGE, BACK>::own;
+        if constexpr (DIRECT) return own_sums[e * Spread<STAGE, BACK>::gates_of + gate];
+        else return Panel<STAGE, BACK>::total(sums, row, gate * own + feature - rank * own);
     }
 };
 
@@ -208,7 +246,7 @@ struct Forward : Sweep<false> {
     }
 
     template <int STAGE> DEVICE void layer(int s, int t, int k) {  // layer k of a stage
-        constexpr int F = features(STAGE), G = gates(STAGE), own = slice(F), count = traced(STAGE);
+        constexpr int F = features(STAGE), G = gates(STAGE), count = traced(STAGE);
         float saved[elements(F) * larger(1, count)];  // for the trace
         float hidden_mask[HIDDEN_MASK && is_hidden(STAGE) ? elements(F) : 1];
         if constexpr (HIDDEN_MASK && is_hidden(STAGE))
@@ -225,12 +263,12 @@ struct Forward : Sweep<false> {
         if (last_follows && CLUSTER == 1) reset = fetch_reset(next);
         multiply<STAGE>(k);
         const unsigned cut = layer == LAYERS - 1 ? next_cut : 0;  // rows whose state is lost after this layer
-        for_own<F>([&](int e, int row, int feature) {
-            const bool real = t < until[row];
+        for_registers<F>([&](int e, int row, int feature) {
+            const bool real = is_real(t, row);
             float before[G];  // what the gates see
 #pragma unroll
             for (int g = 0; g < G; ++g) {
-                before[g] = total<STAGE>(row, g * own + feature - rank * own);
+                before[g] = total<STAGE>(e, g, row, feature);
                 if (STAGE == 0 && CELL != GRU) before[g] += x[e * G + g];
             }
             float* keep = saved + e * count;
@@ -254,7 +292,7 @@ struct Forward : Sweep<false> {
         if (last_follows && CLUSTER > 1) reset = fetch_reset(next);
         // The other warps wait for what was sent: they get it before memory does. Blocks of a cluster wait longer.
         if (CLUSTER > 1) store<STAGE>(t, k, saved);
-        all_sent<all_slices(F)>();
+        all_sent<all_slices(F), (STAGE + 1) % STAGES>();
         if (last_follows) next_cut = cut_rows(reset, next);
         if (CLUSTER == 1) store<STAGE>(t, k, saved);
         if constexpr (!is_hidden(STAGE)) forget(cut);
@@ -262,14 +300,14 @@ struct Forward : Sweep<false> {
     // What the weights see of the state: a mask may hide some of it, and where a reset comes next there is nothing.
     DEVICE void send_state(unsigned cut) {
         float seen[OWN];
-        for_own<D>([&](int e, int row, int) {
-            seen[e] = RESETS && cut >> row & 1 ? 0.f : STATE_MASK ? h[e] * mask[STATE_MASK ? e : 0] : h[e];
+        for_registers<D>([&](int e, int row, int) {
+            seen[e] = RESETS && has(cut, row) ? 0.f : STATE_MASK ? h[e] * mask[STATE_MASK ? e : 0] : h[e];
         });
         send<D>(seen);
     }
     DEVICE void forget(unsigned cut) {
-        for_own<D>([&](int e, int row, int) {
-            if (RESETS && cut >> row & 1) h[e] = 0.f, c[CELL == LSTM ? e : 0] = 0.f;
+        for_registers<D>([&](int e, int row, int) {
+            if (RESETS && has(cut, row)) h[e] = 0.f, c[CELL == LSTM ? e : 0] = 0.f;
         });
     }
     template <int STAGE> DEVICE void stages(int s, int t) {
@@ -315,7 +353,7 @@ struct Forward : Sweep<false> {
                        : CELL == DMU ? AFTER_HIDDEN : CELL == RHN ? 2 * D * layer : 0;
         for_own<features(STAGE)>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;
-            const bool real = t < until[row];
+            const bool real = is_real(t, row);
             if (SAVE && count) {
                 Value* step = a.trace + at<TRACE>(t, row, feature);
 #pragma unroll
@@ -338,8 +376,11 @@ struct Forward : Sweep<false> {
         forget(cut);
         send_state(cut);
         fetch(begin);
-        all_sent<all_slices(D)>();
-        for (int s = begin; s < end; ++s) stages<0>(s, time(s));
+        all_sent<all_slices(D), 0>();
+        for (int s = begin; s < end; ++s) {
+            begin_step(s);
+            stages<0>(s, time(s));
+        }
         for_own<D>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;
             put(a.h_n + sequence(row) * D + feature, h[e]);
@@ -464,8 +505,8 @@ struct Backward : Sweep<true> {
         const bool top = STAGE == LAST && k == layers_of<STAGE> - 1;
         if (top && CLUSTER > 1) fetch_first_inner(s);
         float carry[OWN], deltas[OWN * 4];
-        for_own<D>([&](int e, int row, int feature) {
-            const bool real = t < until[row];
+        for_registers<D>([&](int e, int row, int feature) {
+            const bool real = is_real(t, row);
             float* delta = deltas + e * 4;
             const float* below = inner + INNER * (elements_before(STAGE) + e);
             float v[VALUES];
@@ -473,7 +514,7 @@ struct Backward : Sweep<true> {
             for (int i = 0; i < VALUES; ++i) v[i] = top || INNER < 3 ? values[e * VALUES + i] : below[i];
             const float g = top ? dh[e] + grad[e] : dh[e];
             float before = top || INNER < 3 ? h_before[e] : below[2];
-            if (RESETS && (CELL != RHN || layers_before(STAGE) + k == 0) && cut >> row & 1) {
+            if (RESETS && (CELL != RHN || layers_before(STAGE) + k == 0) && has(cut, row)) {
                 before = 0.f;
                 if (CELL == LSTM) v[VALUES - 1] = 0.f;
             }
@@ -497,21 +538,21 @@ struct Backward : Sweep<true> {
             });
         };
         if (CLUSTER > 1) store();
-        all_sent<G * all_slices(D)>();
+        all_sent<G * all_slices(D), STAGE>();
         if (CLUSTER == 1) store();
         if constexpr (CELL == DMU && STAGES > 1) {
             multiply<STAGE>(k);
             hidden_stages<STAGE - 1>(s, t);
-            for_own<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<0>(e, row, feature); });
+            for_registers<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<0>(e, row, feature); });
         } else {
             if (top) fetch(s - 1);
             else if constexpr (CELL == RHN) fetch_next_inner<STAGE>(s, k);
             multiply<STAGE>(k);
-            for_own<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<STAGE>(e, row, feature); });
+            for_registers<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<STAGE>(e, row, feature); });
         }
     }
     template <int STAGE> DEVICE float of_state(int e, int row, int feature) const {  // by way of a layer's weights
-        const float seen = total<STAGE>(row, feature - rank * slice(D));
+        const float seen = total<STAGE>(e, 0, row, feature);
         return STATE_MASK ? seen * mask[STATE_MASK ? e : 0] : seen;
     }
     template <int STAGE> DEVICE void state_stages(int s, int t) {
@@ -526,14 +567,14 @@ struct Backward : Sweep<true> {
     template <int STAGE, int ABOVE> DEVICE void hidden_layer(int s, int t, int k) {
         constexpr int F = features(STAGE);
         float delta[elements(F)];
-        for_own<F>([&](int e, int row, int feature) {
-            float gradient = total<ABOVE>(row, feature - rank * slice(F));
+        for_registers<F>([&](int e, int row, int feature) {
+            float gradient = total<ABOVE>(e, 0, row, feature);
             if constexpr (RESIDUAL) {
                 if (ABOVE < LAST) gradient += of_hidden[e];
                 of_hidden[e] = gradient;
             }
             const float known = inner[elements_before(STAGE) + e];
-            delta[e] = t < until[row] ? gradient * (SLOPES ? known : slope_from(known)) : 0.f;
+            delta[e] = is_real(t, row) ? gradient * (SLOPES ? known : slope_from(known)) : 0.f;
         });
         send<F>(delta);
         fetch_next_inner<STAGE>(s, k);
@@ -544,7 +585,7 @@ struct Backward : Sweep<true> {
         };
         if (CLUSTER > 1) store();
         if (STAGE == LAST - 1 && k == layers_of<STAGE> - 1) fetch(s - 1);
-        all_sent<all_slices(F)>();
+        all_sent<all_slices(F), STAGE>();
         if (CLUSTER == 1) store();
         multiply<STAGE>(k);
     }
@@ -571,9 +612,10 @@ struct Backward : Sweep<true> {
         if (CLUSTER == 1) fetch_first_inner(end - 1);
         for (int s = end - 1; s >= begin; --s) {
             cut = cut_rows(reset, s);
+            begin_step(s);
             state_stages<LAST>(s, time(s));
-            for_own<D>([&](int e, int row, int) {
-                if (RESETS && cut >> row & 1) dh[e] = 0.f, dc[CELL == LSTM ? e : 0] = 0.f;
+            for_registers<D>([&](int e, int row, int) {
+                if (RESETS && has(cut, row)) dh[e] = 0.f, dc[CELL == LSTM ? e : 0] = 0.f;
             });
         }
         for_own<D>([&](int e, int row, int feature) {
