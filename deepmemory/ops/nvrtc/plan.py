@@ -35,8 +35,8 @@ STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a m
 TEAM_INPUT_BYTES, TEAM_STREAMED_BYTES = 7.3e4, 8.6e6
 LOADED_WEIGHTS = 4e3  # that a block brings to the chip in a microsecond, when a sweep begins
 MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
-# The same where warps finish their own sums, chosen so that the estimate ranks the layouts that were timed, among
-# themselves and with the others, as they came out. A layer's fixed cost, for each byte of a value, and for each warp;
+# The same where warps finish their own sums, chosen so that the estimate picks what was fastest, or within 4 % of it,
+# among the layouts that were timed. A layer's fixed cost, for each byte of a value, and for each warp;
 # and how long a warp waits for four inputs of a row, for their products with an output's weights, for such weights if
 # they are not in registers, and for a sum of another lane.
 DIRECT_LAYER, DIRECT_BYTE, DIRECT_WARP = 0.09, 0.023, 0.0148
@@ -214,7 +214,21 @@ def plan(
 
     ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
     """
-    best: tuple[float, Plan] | None = None
+    found = ranked(shape, products, runs, batch, multiprocessors, shared_limit, clusters_at_once, steps)
+    return min(found, key=lambda pair: pair[0])[1]  # one row in one block always fits: weights may be streamed
+
+
+def ranked(
+    shape: Shape,
+    products: tuple[str, ...],
+    runs: int,
+    batch: int,
+    multiprocessors: int,
+    shared_limit: int,
+    clusters_at_once: Mapping[int, int],
+    steps: int = MANY_STEPS,
+) -> Iterator[tuple[float, Plan]]:
+    """Every layout that is worth considering, with the estimated microseconds of its sweeps."""
     for layout in layouts(shape, products, batch, shared_limit, clusters_at_once):
         # Blocks that share a multiprocessor, unless they fill its registers or its shared memory.
         resident = MOST_WARPS // layout.warps if _small(shape) or layout.product == MMA else 1
@@ -223,20 +237,14 @@ def plan(
         resident = min(resident, (shared_limit + RESERVED) // (max(layout.shared_bytes) + RESERVED))
         at_once = multiprocessors * resident if layout.cluster == 1 else clusters_at_once[layout.cluster]
         waves = -(-runs * -(-batch // layout.rows) // at_once)
-        cost = waves * _of_sweeps(shape, layout, runs, batch, steps)
-        if best is None or cost < best[0]:
-            best = cost, layout
-    assert best is not None, "one row in one block always fits: weights may be streamed"
+        yield waves * _of_sweeps(shape, layout, runs, batch, steps), layout
     if clusters_at_once:
         for (team, rows), product in itertools.product(teams(shape, runs, batch, multiprocessors), products):
             for warps in (MOST_WARPS, FEW_WARPS):
                 layout = lay_out(shape, product, rows, team, warps, shared_limit, team=True)
                 if max(layout.shared_bytes) <= shared_limit:
-                    cost = _of_sweeps(shape, layout, runs, batch, steps)
-                    if cost < best[0]:
-                        best = cost, layout
+                    yield _of_sweeps(shape, layout, runs, batch, steps), layout
                     break  # many warps receive faster; few need less room for their sums
-    return best[1]
 
 
 def layouts(
