@@ -52,7 +52,7 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "gru": {},
     "lstm": {"forget_bias": 0.0},
 }
-LARGE_DMU = {"memory_bias": 2.0, "transition_dropout": 0.1}  # the latter where there is a hidden layer
+LARGE_MEMORY_BIAS, LARGE_TRANSITION_DROPOUT = 2.0, 0.1  # of a DMU of the large size
 RATES = {("residual", 10): 0.5, ("dmu", 3): 0.5, ("dmu", 5): 0.5, ("dmu", 10): 0.25, ("gru", 1): 2.0}  # relative to lr
 EMBEDDING_RATES = {"lstm": 2.0}  # relative to embedding_rate
 
@@ -67,9 +67,12 @@ def setting(kind: str, depth: int = 1, size: str = "large") -> Setting:
     cell = "dmu" if kind == "residual" else kind
     own = OF_SIZE[size] | OF_KIND[kind]
     if cell == "dmu":
-        own |= LARGE_DMU if size == "large" else {}
         own |= {"transition": (width,) * (depth - 1), "residual": kind == "residual" and depth > 2}
-        own |= {} if depth > 1 else {"transition_dropout": 0.0}
+        if size == "large":
+            own |= {
+                "memory_bias": LARGE_MEMORY_BIAS,
+                "transition_dropout": LARGE_TRANSITION_DROPOUT if depth > 1 else 0.0,
+            }
     if cell == "rhn":
         own |= {"depth": depth}
     made = Setting("ptb", cell, (width,), **TRAINING | own)

@@ -172,7 +172,7 @@ def clipped(grads: Sequence[Tensor], longest: float) -> list[Tensor]:
     norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads]).norm(dim=0)  # (R,)
     factors = longest / norms.clamp(min=longest)
     if len(factors) == 1:
-        return list(torch._foreach_mul(list(grads), factors[0]))  # in a third of the time of a factor for each run
+        return list(torch._foreach_mul(list(grads), factors[0]))  # all at once
     return [grad * factors.view(-1, *[1] * (grad.dim() - 1)) for grad in grads]
 
 
