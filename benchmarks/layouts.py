@@ -16,16 +16,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor
 
+from deepmemory.lab.bench.contestants import WEIGHT_SCALE
 from deepmemory.lab.bench.shapes import GPU_SHAPES, SHAPES
 from deepmemory.lab.bench.speed import PRECISIONS, TOLERANCE, machine
-from deepmemory.lab.bench.timing import captured, describe_error, precision
+from deepmemory.lab.bench.timing import captured, describe_error, precision, timings
 from deepmemory.lab.beyond import depth
 from deepmemory.lab.beyond.models import kind_of
 from deepmemory.lab.records import git_commit, now
@@ -33,13 +33,12 @@ from deepmemory.lab.writing import put
 from deepmemory.ops import nvrtc, plain
 from deepmemory.ops.layout import GATES
 from deepmemory.ops.nvrtc import compiler
-from deepmemory.ops.nvrtc.plan import FMA, MANY_STEPS, PRODUCTS, Plan, Shape, microseconds, ranked
+from deepmemory.ops.nvrtc.plan import FMA, MANY_STEPS, PRODUCTS, Plan, Shape, microseconds, plans
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
 RESULTS = Path(__file__).parent / "results" / "layouts_h200.json"
-REPLAYS = 9  # of which the median is taken
+SECONDS = 0.05  # for which a sweep is timed
 CHECKED_STEPS = 6
-WEIGHT_SCALE = 0.7  # thirty layers of larger weights are chaotic, and no two ways to compute agree
 Row = dict[str, Any]
 
 
@@ -82,9 +81,8 @@ def candidates(case: Case, mode: str, device: nvrtc.Device, count: int) -> list[
     """The layouts with the smallest estimates, the one that the plan takes first; no two that differ in rows alone."""
     products = (FMA,) if mode == "float32" else PRODUCTS
     steps = 1 if case.steps == 1 else MANY_STEPS
-    found = sorted(ranked(case.shape(mode), products, 1, case.batch, *device[1:], steps), key=lambda pair: pair[0])
     different: dict[tuple, Plan] = {}
-    for _, layout in found:
+    for layout in plans(case.shape(mode), products, 1, case.batch, *device[1:], steps):
         kind = layout.product, layout.cluster, layout.team, layout.warps, layout.direct
         different.setdefault(kind, layout)
     return list(different.values())[:count]
@@ -148,15 +146,10 @@ def replayed(call: Any) -> float:
             exchanged.fill_(nvrtc.POISON)
         nvrtc._sweep(*call.args, **call.kwargs)
 
-    replay, samples = captured(once), []
-    for _ in range(REPLAYS + 2):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        replay()
-        end.record()
-        end.synchronize()
-        samples.append(begin.elapsed_time(end))
-    return median(samples[2:])
+    found = timings(captured(once), "cuda", SECONDS)
+    if "noisy" in found:
+        raise RuntimeError(f"no time: {found['noisy']}")
+    return found["median_ms"]
 
 
 def measure_layout(case: Case, mode: str, layout: Plan) -> Row:

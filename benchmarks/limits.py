@@ -31,7 +31,7 @@ from deepmemory.lab.records import git_commit, now
 from deepmemory.lab.writing import put
 from deepmemory.ops import nvrtc
 from deepmemory.ops.nvrtc import compiler
-from deepmemory.ops.nvrtc.plan import FMA, MANY_STEPS, MMA, PRODUCTS, _slice, input_bytes, plan
+from deepmemory.ops.nvrtc.plan import FMA, MANY_STEPS, MMA, PRODUCTS, _slice, input_bytes, plans
 from deepmemory.ops.nvrtc.plan import Shape as KernelShape
 
 HERE = Path(__file__).parent
@@ -87,7 +87,7 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
     layer = KernelShape("dmu", "leaky_relu", shape.hidden_size, widths, value)
     products = (FMA,) if precision == "float32" else PRODUCTS
     steps = 1 if shape.steps == 1 else MANY_STEPS
-    layout = plan(layer, products, 1, shape.batch, *device[1:], steps)
+    layout = plans(layer, products, 1, shape.batch, *device[1:], steps)[0]
     cluster, size = layout.cluster, input_bytes(layer, layout.product)
     clusters = -(-shape.batch // layout.rows)
     at_once = device.multiprocessors // cluster if cluster == 1 or layout.team else device.clusters_at_once[cluster]

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepmemory.ops import engines, hoisted, nvrtc, plain
 from deepmemory.ops.layout import delta_features, trace_features
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, layouts, plan, teams
+from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, layouts, plans, teams
 from deepmemory.ops.recurrence import Recurrence, Sequences, resets_of_sweep
 
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
@@ -491,6 +491,8 @@ def test_layers_with_direct_sums_are_small_and_not_deep():
         assert all(layout.product == FMA and layout.cluster == 1 and not layout.streams for layout in found)
         return bool(found)
 
+    pixels = Shape("dmu", "leaky_relu", 128, (128,))
+    assert plans(pixels, (FMA,), 1, 128, *HOPPER[1:])[0].direct
     assert offered("dmu", (128,))
     assert offered("dmu", (93, 51, 77))
     assert not offered("dmu", (64,) * 4)  # layers that share their code
@@ -680,7 +682,7 @@ def test_runs_side_by_side_equal_each_alone(cluster, place, product, options, en
 @pytest.mark.parametrize("products", [(FMA,), (MMA,)])
 def test_every_plan_fits_the_chip(d, hidden, products, runs):
     shape = Shape("dmu", "leaky_relu", d, (*hidden, d))
-    layout = plan(shape, products, runs, 32, *HOPPER[1:])
+    layout = plans(shape, products, runs, 32, *HOPPER[1:])[0]
     assert max(layout.shared_bytes) <= HOPPER.shared_limit
     assert layout.rows <= 32
 
@@ -689,7 +691,7 @@ def test_every_plan_fits_the_chip(d, hidden, products, runs):
     ("cell", "d", "hidden", "batch"), [("rhn", 100, [100] * 9, 32), ("dmu", 512, [1024], 64), ("rhn", 607, [607], 64)]
 )
 def test_no_cluster_waits_for_another_to_end(cell, d, hidden, batch):
-    layout = plan(Shape(cell, "tanh", d, (*hidden, d)), (FMA,), 1, batch, *HOPPER[1:])
+    layout = plans(Shape(cell, "tanh", d, (*hidden, d)), (FMA,), 1, batch, *HOPPER[1:])[0]
     assert layout.cluster > 1
     groups = -(-batch // layout.rows)
     if layout.team:
@@ -712,11 +714,19 @@ def test_blocks_of_teams_all_run_at_once():
 @pytest.mark.parametrize(("width", "depth", "team"), [(136, 10, False), (830, 10, True)])
 def test_wide_layers_are_spread_over_more_blocks_than_a_cluster_has(width, depth, team, product):
     shape = Shape("dmu", "tanh", width, (width,) * depth, torch.bfloat16)
-    layout = plan(shape, (product,), 1, 20, *HOPPER[1:])
+    layout = plans(shape, (product,), 1, 20, *HOPPER[1:])[0]
     assert layout.team is team
     assert max(layout.shared_bytes) <= HOPPER.shared_limit
     without_clusters = HOPPER._replace(clusters_at_once={})  # GPUs before Hopper
-    assert not plan(shape, (product,), 1, 20, *without_clusters[1:]).team
+    assert not any(one.team for one in plans(shape, (product,), 1, 20, *without_clusters[1:]))
+
+
+@pytest.mark.parametrize(("rows", "most"), [(13, 2), (22, 1), (32, 1)])
+def test_many_warps_have_few_sums_in_registers(rows, most):
+    """A lane of 16 warps spills where it has sums of more than four tiles of several outputs."""
+    shape = Shape("rhn", "tanh", 1184, (1184,) * 3, torch.bfloat16)
+    few, many = (lay_out(shape, MMA, rows, 37, warps, HOPPER.shared_limit, team=True) for warps in (8, 16))
+    assert max(many.forward.outputs) <= most < max(few.forward.outputs)
 
 
 class Driver:
@@ -797,7 +807,7 @@ def test_kernels_that_save_nothing_have_no_way_back(monkeypatch):
 def test_only_hopper_and_newer_fetch_weights_ahead():
     shape = Shape("dmu", "tanh", 1000, (1000,) * 10, torch.bfloat16)
     for clusters, fetches in ((HOPPER.clusters_at_once, True), ({}, False)):
-        layout = plan(shape, (MMA,), 1, 32, HOPPER.multiprocessors, HOPPER.shared_limit, clusters)
+        layout = plans(shape, (MMA,), 1, 32, HOPPER.multiprocessors, HOPPER.shared_limit, clusters)[0]
         for sweep in (layout.forward, layout.backward):
             assert any(sweep.streamed)
             assert bool(sweep.ahead) is fetches
@@ -805,7 +815,7 @@ def test_only_hopper_and_newer_fetch_weights_ahead():
 
 def test_a_single_step_shares_the_loading_of_weights():
     case = Shape("dmu", "tanh", 256, (256, 256)), (FMA,), 1, 256, *HOPPER[1:]
-    assert plan(*case, steps=1).cluster > plan(*case).cluster
+    assert plans(*case, steps=1)[0].cluster > plans(*case)[0].cluster
 
 
 @pytest.mark.parametrize(("depth", "floats"), [(1, 64), (2, 64), (3, 32), (10, 32)])

@@ -18,7 +18,7 @@ from torch import Tensor
 from deepmemory.ops import hoisted
 from deepmemory.ops.layout import delta_features, linear_layers, trace_features
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MANY_STEPS, MMA, MOST_WARPS, Plan, Shape, plan
+from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MANY_STEPS, MMA, MOST_WARPS, Plan, Shape, plans
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
@@ -162,7 +162,7 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
 def _layout(shape: Shape, tensor_cores: bool, runs: int, batch: int, single: bool, index: int) -> Plan:
     device = _device(index)
     products = (FMA, MMA) if tensor_cores and device.capability >= (8, 0) else (FMA,)
-    return plan(shape, products, runs, batch, *device[1:], 1 if single else MANY_STEPS)
+    return plans(shape, products, runs, batch, *device[1:], 1 if single else MANY_STEPS)[0]
 
 
 @cache

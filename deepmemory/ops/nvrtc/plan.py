@@ -200,7 +200,7 @@ class Plan:
         return {name: str(value) for name, value in values.items()}
 
 
-def plan(
+def plans(
     shape: Shape,
     products: tuple[str, ...],
     runs: int,
@@ -209,26 +209,12 @@ def plan(
     shared_limit: int,
     clusters_at_once: Mapping[int, int],
     steps: int = MANY_STEPS,
-) -> Plan:
-    """The layout whose sweeps should take the least time, with as many waves of blocks as it needs.
+) -> list[Plan]:
+    """Every layout that is worth considering, the one first whose sweeps should take the least time.
 
     ``clusters_at_once`` says for each size of a cluster above one how many of them run at the same time.
     """
-    found = ranked(shape, products, runs, batch, multiprocessors, shared_limit, clusters_at_once, steps)
-    return min(found, key=lambda pair: pair[0])[1]  # one row in one block always fits: weights may be streamed
-
-
-def ranked(
-    shape: Shape,
-    products: tuple[str, ...],
-    runs: int,
-    batch: int,
-    multiprocessors: int,
-    shared_limit: int,
-    clusters_at_once: Mapping[int, int],
-    steps: int = MANY_STEPS,
-) -> Iterator[tuple[float, Plan]]:
-    """Every layout that is worth considering, with the estimated microseconds of its sweeps."""
+    found: list[tuple[float, Plan]] = []  # with estimated microseconds, for as many waves of blocks as it needs
     for layout in layouts(shape, products, batch, shared_limit, clusters_at_once):
         # Blocks that share a multiprocessor, unless they fill its registers or its shared memory.
         resident = MOST_WARPS // layout.warps if _small(shape) or layout.product == MMA else 1
@@ -237,14 +223,16 @@ def ranked(
         resident = min(resident, (shared_limit + RESERVED) // (max(layout.shared_bytes) + RESERVED))
         at_once = multiprocessors * resident if layout.cluster == 1 else clusters_at_once[layout.cluster]
         waves = -(-runs * -(-batch // layout.rows) // at_once)
-        yield waves * _of_sweeps(shape, layout, runs, batch, steps), layout
+        found.append((waves * _of_sweeps(shape, layout, runs, batch, steps), layout))
     if clusters_at_once:
         for (team, rows), product in itertools.product(teams(shape, runs, batch, multiprocessors), products):
             for warps in (MOST_WARPS, FEW_WARPS):
                 layout = lay_out(shape, product, rows, team, warps, shared_limit, team=True)
                 if max(layout.shared_bytes) <= shared_limit:
-                    yield _of_sweeps(shape, layout, runs, batch, steps), layout
+                    found.append((_of_sweeps(shape, layout, runs, batch, steps), layout))
                     break  # many warps receive faster; few need less room for their sums
+    assert found, "one row in one block always fits: weights may be streamed"
+    return [layout for _, layout in sorted(found, key=lambda pair: pair[0])]
 
 
 def layouts(
@@ -252,8 +240,7 @@ def layouts(
 ) -> Iterator[Plan]:
     """Every layout of a single block or a cluster that fits and is worth considering."""
     for product, cluster in itertools.product(products, (1, *clusters)):
-        rows_of_block = [rows for rows in ROWS[product] if rows <= batch or rows == ROWS[product][0]]
-        for warps, rows in itertools.product(_warps(shape, product, cluster), rows_of_block):
+        for warps, rows in itertools.product(_warps(shape, product, cluster), _rows(product, batch)):
             # Without clusters no engine copies to shared memory either: a ring would be filled by hand.
             layout = lay_out(shape, product, rows, cluster, warps, shared_limit, ring=bool(clusters))
             if layout.streams and product == FMA and warps <= FEW_WARPS:
@@ -262,14 +249,18 @@ def layouts(
                 yield layout
     # Direct sums pay where all weights are on the chip and every stage is one layer.
     if FMA in products and all(repeat == 1 for _, repeat in shape.stages()):
-        rows_of_block = [rows for rows in ROWS[FMA] if rows <= batch or rows == ROWS[FMA][0]]
-        for direct, warps, rows in itertools.product(DIRECT_LANES, _direct_warps(shape), rows_of_block):
+        for direct, warps, rows in itertools.product(DIRECT_LANES, _direct_warps(shape), _rows(FMA, batch)):
             case = FMA, 4, rows, 1, warps
             spreads = [_spread(layer, *case, back, direct) for layer in shape.layers() for back in (False, True)]
             layout = lay_out(shape, FMA, rows, 1, warps, shared_limit, direct=direct)
             fits = max(layout.shared_bytes) <= shared_limit and _registers_left(shape, spreads) >= 0
             if fits and not layout.streams:
                 yield layout
+
+
+def _rows(product: str, batch: int) -> list[int]:
+    """Rows of a block or a cluster: the fewest, and more where there are as many."""
+    return [rows for rows in ROWS[product] if rows <= batch or rows == ROWS[product][0]]
 
 
 def teams(shape: Shape, runs: int, batch: int, multiprocessors: int) -> Iterator[tuple[int, int]]:

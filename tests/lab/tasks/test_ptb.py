@@ -9,6 +9,7 @@ from lab.real_data import text
 
 from deepmemory.lab.settings import Machine, Setting
 from deepmemory.lab.tasks import PTB
+from deepmemory.lab.tasks.batch import cross_entropy
 from deepmemory.lab.training import loop, trainer
 from deepmemory.lab.training.group import checkpoint_of, fresh_group, group_from_checkpoint
 from deepmemory.lab.training.network import Dropout, TiedWordNetwork, dropout_mask
@@ -169,6 +170,18 @@ def test_clipping_is_for_each_run():
     first, second = loop.clipped(grads, 1.0)
     torch.testing.assert_close(first, torch.tensor([[0.6, 0.0], [0.3, 0.0]]))
     torch.testing.assert_close(second, torch.tensor([[[0.8]], [[0.4]]]))
+    for run in range(2):  # alone as among others
+        alone = loop.clipped([grad[run : run + 1] for grad in grads], 1.0)
+        assert [torch.equal(one[0], both[run]) for one, both in zip(alone, (first, second), strict=True)] == [True] * 2
+
+
+def test_the_loss_of_half_precision_outputs_is_not_rounded_to_it():
+    output = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    target = torch.tensor([[0, 1, 2], [3, 4, 0]])
+    loss = cross_entropy(output, target)
+    torch.testing.assert_close(loss, cross_entropy(output.float(), target), rtol=0, atol=0)
+    loss.sum().backward()
+    assert output.grad.dtype is torch.bfloat16
 
 
 def test_a_study_without_the_new_settings_keeps_its_name():
