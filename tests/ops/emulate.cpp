@@ -41,6 +41,7 @@ struct Quad;
 struct Words;
 struct BFloat16;
 inline float to_float(Half);
+inline float to_float(BFloat16);
 inline void round_to(Half&, float);
 inline void round_to(BFloat16&, float);
 inline Quad from_ring(const Quad* at);
@@ -59,6 +60,7 @@ template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b
 #include "numbers.cuh"
 
 inline float to_float(Half x) { return float(same_bits<_Float16>(x.bits)); }
+inline float to_float(BFloat16 x) { return float_of(unsigned(x.bits) << 16); }
 inline void round_to(Half& to, float x) { to.bits = same_bits<unsigned short>(_Float16(x)); }
 inline void round_to(BFloat16& to, float x) {  // to the nearest, ties to even
     const unsigned bits = bits_of(x);

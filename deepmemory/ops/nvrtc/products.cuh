@@ -42,15 +42,19 @@ struct ProductTile {
     const Term& term;
     const int run, batch;
     int left0, right0, lefts, rights;
-    // A thread fetches one column of either side.
+    const bool of_state, is_masked;  // what the weight saw is a state, and seen through a mask
+    // A thread fetches one column of either side, or of the last one that there is. What it fetches stays as it came until it
+    // is needed, and it fetches without branches: both would wait for the memory, once for every row.
     const Value* delta;             // at the row that comes next
     const Value* from;              // what the weight saw is at from[t * step + b * row]
     const Value* start;             // [B, D] the state before a sequence's first step
     const Value* mask;              // [B, D] through which weights see the state
     int64 step, row;
     int next, end, t, b;            // the row that comes next, also as a time and a sequence
-    float next_left[FETCHED], next_right[FETCHED];
-    unsigned char next_cut[FETCHED];  // whether the state was lost: looked at when it has come, like the rest
+    const int times, sequences;     // that a step of ROW_STEP rows is
+    Value next_left[FETCHED], next_right[FETCHED], next_mask[STATE_MASK ? FETCHED : 1];
+    unsigned left_counts, right_counts;  // bit k: whether row k of these does
+    unsigned char next_cut[FETCHED];     // whether the state was lost: looked at when it has come, like the rest
 
     DEVICE static const Term& term_of(const Products& p, int tile) {
         int k = 0;
@@ -59,7 +63,9 @@ struct ProductTile {
     }
 
     DEVICE ProductTile(const Products& p)
-        : p(p), term(term_of(p, block_x() % int(p.tiles))), run(block_y()), batch(int(p.batch)) {
+        : p(p), term(term_of(p, block_x() % int(p.tiles))), run(block_y()), batch(int(p.batch)),
+          of_state(term.source == OF_STATE), is_masked(STATE_MASK && (of_state || (CELL == RHN && term.source == OF_TRACE))),
+          times(ROW_STEP / batch), sequences(ROW_STEP % batch) {
         const int across = ceil_div(int(term.rights), TILE), tile = block_x() % int(p.tiles) - int(term.tile);
         left0 = tile / across * TILE, right0 = tile % across * TILE;
         lefts = smaller(TILE, int(term.lefts) - left0), rights = smaller(TILE, int(term.rights) - right0);
@@ -69,47 +75,52 @@ struct ProductTile {
         next = begin + thread_index() / TILE, end = smaller(begin + share, rows);
         t = next / batch, b = next % batch;
         const int column = thread_index() % TILE;
-        const int64 all = int64(run) * rows, right = right0 + column;
-        delta = p.deltas + (all + next) * DELTAS + term.left + left0 + column;
+        const int64 all = int64(run) * rows, right = right0 + smaller(column, rights - 1);
+        delta = p.deltas + (all + next) * DELTAS + term.left + left0 + smaller(column, lefts - 1);
         start = p.h0 + int64(run) * batch * D + right;
         mask = p.state_mask + int64(run) * batch * D + right;
         if (term.source == OF_X) {
             from = p.x + run * p.x_run + right, step = p.x_step, row = p.x_row;
-        } else if (term.source == OF_STATE) {
+        } else if (of_state) {
             row = D, step = int64(batch) * D, from = p.y + all * D + right + (p.reverse ? step : -step);
-        } else {
+        } else if (term.source == OF_TRACE) {
             row = TRACE, step = int64(batch) * TRACE, from = p.trace + all * TRACE + term.right + right;
+        } else {  // ones are not fetched
+            row = step = 0, from = p.deltas;
         }
-    }
-
-    DEVICE float seen() const {
-        const bool of_state = term.source == OF_STATE || (CELL == RHN && term.source == OF_TRACE);
-        return STATE_MASK && of_state ? unmasked() * to_float(mask[b * D]) : unmasked();
-    }
-    DEVICE float unmasked() const {
-        if (term.source == OF_ONES) return 1.f;
-        if (term.source != OF_TRACE) {
-            const int until = int(p.lengths ? p.lengths[run * p.batch + b] : p.steps);
-            if (term.source == OF_X) {
-                if (t >= until) return 0.f;  // what stands in the padding of x, NaN included, must not get into a sum
-            } else {
-                const int before = p.reverse ? t + 1 : t - 1;
-                if (before < 0 || before >= until) return to_float(start[b * D]);
-            }
-        }
-        return to_float(from[t * step + b * row]);
     }
 
     DEVICE void fetch() {
-        const int column = thread_index() % TILE;
+        int until[FETCHED];  // steps that are real, where these decide: in the padding deltas are zero, and so is y
+#pragma unroll
+        for (int k = 0; k < FETCHED; ++k) until[k] = int(p.steps);
+        if (p.lengths && (term.source == OF_X || (of_state && p.reverse))) {
+#pragma unroll
+            for (int k = 0; k < FETCHED; ++k) until[k] = int(p.lengths[run * p.batch + (b + k * ROW_STEP) % batch]);
+        }
+        left_counts = right_counts = 0;
 #pragma unroll
         for (int k = 0; k < FETCHED; ++k) {
-            next_left[k] = next < end && column < lefts ? to_float(*delta) : 0.f;
-            next_right[k] = next < end && column < rights ? seen() : 0.f;
-            next_cut[k] = RESETS && next < end && term.source == OF_STATE ? p.resets[run * p.steps * batch + next] : 0;
-            delta += ROW_STEP * DELTAS, next += ROW_STEP, b += ROW_STEP;
-            while (b >= batch) b -= batch, ++t;
+            const bool there = next < end;
+            const bool first = of_state && (p.reverse ? t + 1 >= until[k] : t == 0);
+            const bool padding = term.source == OF_X && t >= until[k];  // NaN in the padding of x must not get into a sum
+            left_counts |= unsigned(there) << k, right_counts |= unsigned(there && !padding) << k;
+            next_left[k] = *(there ? delta : p.deltas);
+            next_right[k] = *(!there ? p.deltas : first ? start + b * D : from + (t * step + b * row));
+            if (is_masked) next_mask[STATE_MASK ? k : 0] = mask[b * D];
+            if (RESETS) next_cut[k] = of_state && there ? p.resets[run * p.steps * batch + next] : 0;
+            delta += ROW_STEP * DELTAS, next += ROW_STEP, t += times, b += sequences;
+            const bool around = b >= batch;
+            b -= around ? batch : 0, t += around;
         }
+    }
+    DEVICE float left_at(int k) const {
+        return left_counts >> k & 1 && thread_index() % TILE < lefts ? to_float(next_left[k]) : 0.f;
+    }
+    DEVICE float right_at(int k) const {
+        if (!(right_counts >> k & 1) || thread_index() % TILE >= rights || (RESETS && next_cut[k])) return 0.f;
+        const float seen = term.source == OF_ONES ? 1.f : to_float(next_right[k]);
+        return is_masked ? seen * to_float(next_mask[STATE_MASK ? k : 0]) : seen;
     }
 
     DEVICE void run_all() {
@@ -128,8 +139,8 @@ struct ProductTile {
         for (; rows_left > 0; rows_left -= CHUNK) {
 #pragma unroll
             for (int k = 0; k < FETCHED; ++k) {
-                left[own + k * ROW_STEP * TILE_STRIDE] = next_left[k];
-                right[own + k * ROW_STEP * TILE_STRIDE] = RESETS && next_cut[k] ? 0.f : next_right[k];
+                left[own + k * ROW_STEP * TILE_STRIDE] = left_at(k);
+                right[own + k * ROW_STEP * TILE_STRIDE] = right_at(k);
             }
             block_barrier();
             fetch();

@@ -224,7 +224,7 @@ template <bool BACK> struct Sweep {
 
 struct Forward : Sweep<false> {
     float h[OWN], c[CELL == LSTM ? OWN : 1];
-    float x[elements(features(0)) * gates(0)];  // of the step to come, fetched one step early
+    Value x[elements(features(0)) * gates(0)];  // of the step to come, fetched one step early
     float mask[STATE_MASK ? OWN : 1];
     unsigned next_cut;  // rows whose state is lost after the step's last layer
     float skip[RESIDUAL ? elements(features(0)) : 1];  // the hidden layer before, which the next one adds to
@@ -241,18 +241,18 @@ struct Forward : Sweep<false> {
         for_fetched<features(0)>([&](int e, int row, int feature) {
             const Value* from = a.projected + at<gates(0) * features(0)>(t, row, feature);
 #pragma unroll
-            for (int g = 0; g < gates(0); ++g) x[e * gates(0) + g] = to_float(from[g * features(0)]);
+            for (int g = 0; g < gates(0); ++g) x[e * gates(0) + g] = from[g * features(0)];
         });
     }
 
     template <int STAGE> DEVICE void layer(int s, int t, int k) {  // layer k of a stage
         constexpr int F = features(STAGE), G = gates(STAGE), count = traced(STAGE);
         float saved[elements(F) * larger(1, count)];  // for the trace
-        float hidden_mask[HIDDEN_MASK && is_hidden(STAGE) ? elements(F) : 1];
+        Value hidden_mask[HIDDEN_MASK && is_hidden(STAGE) ? elements(F) : 1];
         if constexpr (HIDDEN_MASK && is_hidden(STAGE))
             for_own<F>([&](int e, int any_row, int feature) {
                 const int64 row = sequence(smaller(any_row, rows - 1));
-                hidden_mask[e] = to_float(a.hidden_mask[row * HIDDEN + widths_before(STAGE) + k * F + feature]);
+                hidden_mask[e] = a.hidden_mask[row * HIDDEN + widths_before(STAGE) + k * F + feature];
             });
         const int layer = layers_before(STAGE) + k;
         // The layer before a step's last one finds out whether the state is lost before step `next`. It fetches that while
@@ -269,13 +269,16 @@ struct Forward : Sweep<false> {
 #pragma unroll
             for (int g = 0; g < G; ++g) {
                 before[g] = total<STAGE>(e, g, row, feature);
-                if (STAGE == 0 && CELL != GRU) before[g] += x[e * G + g];
+                if (STAGE == 0 && CELL != GRU) before[g] += to_float(x[e * G + g]);
             }
             float* keep = saved + e * count;
             if constexpr (is_hidden(STAGE)) {
                 keep[0] = activate(before[0]);
                 if (SLOPES) keep[SLOPES] = slope_at(before[0], keep[0]);
-                if constexpr (HIDDEN_MASK) keep[0] *= hidden_mask[e], keep[SLOPES] *= hidden_mask[e];
+                if constexpr (HIDDEN_MASK) {
+                    const float factor = to_float(hidden_mask[e]);
+                    keep[0] *= factor, keep[SLOPES] *= factor;
+                }
                 if constexpr (RESIDUAL) {
                     if (STAGE > 0) keep[0] += skip[e];
                     skip[e] = keep[0];
@@ -331,10 +334,10 @@ struct Forward : Sweep<false> {
         } else if constexpr (CELL == RNN) {
             return activate(v[0]);
         } else if constexpr (CELL == GRU) {
-            const float* of_x = x + e * 3;
-            const Gate keep = gate(of_x[1] + v[1]);
-            saved[0] = sigmoid(of_x[0] + v[0]), saved[1] = keep.open, saved[3] = v[2];
-            saved[2] = tanh_of(of_x[2] + saved[0] * v[2]);
+            const Value* of_x = x + e * 3;
+            const Gate keep = gate(to_float(of_x[1]) + v[1]);
+            saved[0] = sigmoid(to_float(of_x[0]) + v[0]), saved[1] = keep.open, saved[3] = v[2];
+            saved[2] = tanh_of(to_float(of_x[2]) + saved[0] * v[2]);
             return h[e] * keep.open + saved[2] * keep.shut;
         } else {
             saved[0] = sigmoid(v[0]), saved[1] = sigmoid(v[1]), saved[2] = tanh_of(v[2]), saved[3] = sigmoid(v[3]);
@@ -394,7 +397,7 @@ struct Backward : Sweep<true> {
     static constexpr int VALUES = CELL == DMU || CELL == RHN ? 2 : CELL == RNN ? 1 : CELL == GRU ? 4 : 6;
     float dh[OWN], dc[CELL == LSTM ? OWN : 1];
     // Of the step to come, fetched one step early: gradient of y, state before the step, gates.
-    float grad[OWN], h_before[OWN], values[OWN * VALUES];
+    Value grad[OWN], h_before[OWN], values[OWN * VALUES];
     const Value* grad_y[OWN];  // of time 0
     float mask[STATE_MASK ? OWN : 1];
     unsigned char reset;  // of the row of this lane before the step to come
@@ -404,36 +407,36 @@ struct Backward : Sweep<true> {
     // those of the layer before it are fetched. Those of a stage's last layer are fetched when the step starts or, in a single
     // block, whose steps are short, one step early.
     static constexpr int LAST = STAGES - 1, INNER = CELL == DMU ? 1 : CELL == RHN ? 3 : 0;
-    float inner[larger(1, INNER * elements_before(STAGES))];
+    Value inner[larger(1, INNER * elements_before(STAGES))];
 
     DEVICE Backward(const Arguments& a) : Sweep(a) {}
 
     // What is fetched for padding, or for rows beyond the batch, is read from somewhere and used nowhere.
     template <int WIDTH>
-    DEVICE float state_before(const Value* start, const Value* later, int s, int row, int feature) const {
+    DEVICE Value state_before(const Value* start, const Value* later, int s, int row, int feature) const {
         const int t = time(s), before = a.reverse ? t + 1 : t - 1;
         const bool first_step = s == 0 || before >= until[row];
-        return to_float(*(first_step ? start + sequence(row) * D + feature : later + at<WIDTH>(before, row, feature)));
+        return *(first_step ? start + sequence(row) * D + feature : later + at<WIDTH>(before, row, feature));
     }
 
     DEVICE void fetch(int next) {
         const int s = larger(next, 0), t = time(s);
         reset = fetch_reset(next);
         for_fetched<D>([&](int e, int row, int feature) {
-            if (a.grad_y) grad[e] = to_float(grad_y[e][t * a.grad_y_step]);
+            if (a.grad_y) grad[e] = grad_y[e][t * a.grad_y_step];
             if (CELL != RHN || LAYERS == 1) h_before[e] = state_before<D>(a.h0, a.y, s, row, feature);
             const Value* step = a.trace + at<TRACE>(t, row, feature);
-            float* v = values + e * VALUES;
+            Value* v = values + e * VALUES;
             if constexpr (CELL == DMU) {
-                v[0] = to_float(step[AFTER_HIDDEN]), v[1] = to_float(step[AFTER_HIDDEN + D]);
+                v[0] = step[AFTER_HIDDEN], v[1] = step[AFTER_HIDDEN + D];
             } else if constexpr (CELL == RHN) {
-                v[0] = to_float(step[2 * D * (LAYERS - 1)]), v[1] = to_float(step[2 * D * (LAYERS - 1) + D]);
-                if (LAYERS > 1) h_before[e] = to_float(step[2 * D * LAYERS + (LAYERS - 2) * D]);
+                v[0] = step[2 * D * (LAYERS - 1)], v[1] = step[2 * D * (LAYERS - 1) + D];
+                if (LAYERS > 1) h_before[e] = step[2 * D * LAYERS + (LAYERS - 2) * D];
             } else if constexpr (CELL == RNN) {
-                v[0] = to_float(a.y[at<D>(t, row, feature)]);
+                v[0] = a.y[at<D>(t, row, feature)];
             } else {
 #pragma unroll
-                for (int k = 0; k < (CELL == GRU ? 4 : 5); ++k) v[k] = to_float(step[k * D]);
+                for (int k = 0; k < (CELL == GRU ? 4 : 5); ++k) v[k] = step[k * D];
                 if (CELL == LSTM) v[5] = state_before<TRACE>(a.c0, a.trace + 4 * D, s, row, feature);
             }
         });
@@ -443,13 +446,13 @@ struct Backward : Sweep<true> {
         const int s = larger(any_s, 0), t = time(s), layer = layers_before(STAGE) + k;
         for_fetched<features(STAGE)>([&](int e, int row, int feature) {
             const Value* step = a.trace + at<TRACE>(t, row, feature);
-            float* v = inner + INNER * (elements_before(STAGE) + e);
+            Value* v = inner + INNER * (elements_before(STAGE) + e);
             if constexpr (CELL == DMU) {
-                v[0] = to_float(step[(SLOPES ? HIDDEN : 0) + widths_before(STAGE) + k * features(STAGE)]);
+                v[0] = step[(SLOPES ? HIDDEN : 0) + widths_before(STAGE) + k * features(STAGE)];
             } else {
-                v[0] = to_float(step[2 * D * layer]), v[1] = to_float(step[2 * D * layer + D]);
+                v[0] = step[2 * D * layer], v[1] = step[2 * D * layer + D];
                 v[2] = STAGE == 0 ? state_before<D>(a.h0, a.y, s, row, feature)
-                                  : to_float(step[2 * D * LAYERS + (layer - 1) * D]);
+                                  : step[2 * D * LAYERS + (layer - 1) * D];
             }
         });
     }
@@ -508,12 +511,12 @@ struct Backward : Sweep<true> {
         for_registers<D>([&](int e, int row, int feature) {
             const bool real = is_real(t, row);
             float* delta = deltas + e * 4;
-            const float* below = inner + INNER * (elements_before(STAGE) + e);
+            const Value* below = inner + INNER * (elements_before(STAGE) + e);
             float v[VALUES];
 #pragma unroll
-            for (int i = 0; i < VALUES; ++i) v[i] = top || INNER < 3 ? values[e * VALUES + i] : below[i];
-            const float g = top ? dh[e] + grad[e] : dh[e];
-            float before = top || INNER < 3 ? h_before[e] : below[2];
+            for (int i = 0; i < VALUES; ++i) v[i] = to_float(top || INNER < 3 ? values[e * VALUES + i] : below[i]);
+            const float g = top ? dh[e] + to_float(grad[e]) : dh[e];
+            float before = to_float(top || INNER < 3 ? h_before[e] : below[2]);
             if (RESETS && (CELL != RHN || layers_before(STAGE) + k == 0) && has(cut, row)) {
                 before = 0.f;
                 if (CELL == LSTM) v[VALUES - 1] = 0.f;
@@ -573,7 +576,7 @@ struct Backward : Sweep<true> {
                 if (ABOVE < LAST) gradient += of_hidden[e];
                 of_hidden[e] = gradient;
             }
-            const float known = inner[elements_before(STAGE) + e];
+            const float known = to_float(inner[elements_before(STAGE) + e]);
             delta[e] = is_real(t, row) ? gradient * (SLOPES ? known : slope_from(known)) : 0.f;
         });
         send<F>(delta);
@@ -605,7 +608,7 @@ struct Backward : Sweep<true> {
             if constexpr (STATE_MASK) mask[e] = state_mask(row, feature);
         });
         for_fetched<D>([&](int e, int row, int feature) {
-            grad[e] = 0.f;
+            round_to(grad[e], 0.f);
             grad_y[e] = a.grad_y + run * a.grad_y_run + (first + row) * a.grad_y_row + feature * a.grad_y_feature;
         });
         fetch(end - 1);
