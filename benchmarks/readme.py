@@ -6,7 +6,7 @@ A table stands between two marks, ``<!-- its name -->`` and ``<!-- end -->``.
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 
@@ -80,6 +80,8 @@ def tables() -> dict[str, str]:
         "rates": gru_study.rate_table(beside),
         "rate ranges": gru_study.range_table(beside),
         "depth perplexity": perplexity_by_depth("small"),
+        "depth perplexity large": perplexity_by_depth("large"),
+        "depth front": perplexity_by_depth("small", DEEP) + "\n\n" + other_models(),
         "depth rates": rates_by_depth(),
         "depth trials": trials_at_large_size(),
         "state tracking": by_part(
@@ -112,22 +114,35 @@ def by_part(folder: str, first: str, cell: Callable[[Outcome], str]) -> str:
     return markdown_table([first, *parts], rows)
 
 
-def perplexity_by_depth(size: str) -> str:
+def perplexity_by_depth(size: str, kinds: Collection[str] = tuple(MODELS)) -> str:
     """Test perplexity of the depth experiment at one of its sizes: a row for each kind of model that was trained."""
-    found = {
-        (one.kind, one.depth or 1): mean_text(one.test(scale=perplexity), "perplexity")
-        for one in recorded("depth-study").outcomes
-        if one.part == size
-    }
-    for shared in (1, 2):  # with no layer to add, a residual DMU is a plain one
-        if ("dmu", shared) in found:
-            found["residual", shared] = found["dmu", shared]
+    found = {key: mean_text(one.test(scale=perplexity), "perplexity") for key, one in by_kind_and_depth(size).items()}
     rows = [
         [name, *(found.get((kind, n), "–") for n in depth.DEPTHS)]  # noqa: RUF001
         for kind, name in MODELS.items()
-        if any(trained == kind for trained, _ in found)
+        if kind in kinds and any(trained == kind for trained, _ in found)
     ]
     return markdown_table(["model", *(f"n = {n}" for n in depth.DEPTHS)], rows)
+
+
+def by_kind_and_depth(part: str) -> dict[tuple[str, int], Outcome]:
+    """The models of a part of the depth experiment; with no layer to add, a residual DMU is a plain one."""
+    found = {(one.kind, one.depth or 1): one for one in recorded("depth-study").outcomes if one.part == part}
+    return found | {("residual", n): found["dmu", n] for n in (1, 2) if ("dmu", n) in found}
+
+
+def other_models() -> str:
+    """The README's words about small models without depth, and about large ones."""
+    small, large, long = (
+        {key: f"{perplexity(one.test().mean):.1f}" for key, one in by_kind_and_depth(part).items()}
+        for part in depth.SIZES
+    )
+    scores = ", ".join(large["residual", n] for n in depth.DEPTHS)
+    return (
+        f"GRU: {small['gru', 1]}, LSTM: {small['lstm', 1]}. With 23 million weights, one run each, residual DMUs have "
+        f"{scores};\nRHN, n = 5, {large['rhn', 5]}; GRU {large['gru', 1]}; LSTM {large['lstm', 1]}. "
+        f"After three times as many epochs, residual DMU, n = 5: {long['residual', 5]}."
+    )
 
 
 def rates_by_depth() -> str:

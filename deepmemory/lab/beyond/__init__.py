@@ -36,7 +36,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         search_runs=depth.RUNS,
         parts=tuple(depth.SIZES),
         settings=depth.all_settings,
-        part_of=depth.size_of,
+        part_of=depth.part_of,
         owns=lambda setting: setting.task == "ptb",
         sample=depth.sample,
         quick=depth.quick,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -11,39 +10,39 @@ from deepmemory.lab.beyond.models import DEEP, kind_of
 from deepmemory.lab.settings import Setting, check_choice
 
 WORDS = 10_000  # of the Penn Treebank, which decide what the embedding takes of the weights
-SIZES = {"small": 5_000_000, "large": 23_000_000}  # weights in all
+SIZES = {"small": 5_000_000, "large": 23_000_000, "long": 23_000_000}  # weights in all, by part of the experiment
 DEPTHS = (1, 2, 3, 5, 10)
 KINDS = ("residual", "dmu", "rhn", "gru", "lstm")  # a DMU with residual transition, and as in the paper
+LONG = (("residual", 5), ("rhn", 5), ("gru", 1), ("lstm", 1))  # kinds and depths that are also trained for longer
 # Of widths that tensor cores like, and of those that 16 multiprocessors share evenly, if these change few weights.
 MULTIPLE, EVEN_MULTIPLE, FEW_WEIGHTS = 8, 128, 0.01
 RUNS = 3
 
-# All models share these; the rates, the start of the gates and dropout in the transition were searched on validation
-# with the small size, and what the large one has of its own with a residual DMU of five layers
-# (docs/depth-study/search.json).
+# All models share these. The rates, what they share within a part, and a DMU's dropout in the transition and start of
+# the gate were searched on validation with one run each (docs/depth-study/search.json, and the studies at other rates
+# in docs/depth-study/beyond.md).
 TRAINING: dict[str, Any] = {
     "batch": 64,
     "window": 70,
     "precision": "bf16-mixed",
-    "lr": 0.004,
-    "embedding_rate": 0.01,
-    "weight_decay": 1.2e-6,
     "beta2": 0.99,
     "clip": 0.5,
     "warmup": 2,
     "word_dropout": 0.2,
     "recurrent_dropout": 0.25,
 }
-OF_SIZE: dict[str, dict[str, Any]] = {
-    "small": {"input_dropout": 0.4, "output_dropout": 0.5, "epochs": 22},
-    "large": {
-        "input_dropout": 0.65,
-        "output_dropout": 0.65,
-        "epochs": 50,
-        "lr": 0.001,
-        "embedding_rate": 0.003,
-        "weight_decay": 1e-5,
+LARGE = {"input_dropout": 0.65, "output_dropout": 0.65, "lr": 0.001, "embedding_rate": 0.003}
+OF_PART: dict[str, dict[str, Any]] = {
+    "small": {
+        "input_dropout": 0.4,
+        "output_dropout": 0.5,
+        "lr": 0.004,
+        "embedding_rate": 0.01,
+        "weight_decay": 1.2e-6,
+        "epochs": 22,
     },
+    "large": {**LARGE, "weight_decay": 1e-5, "epochs": 50},
+    "long": {**LARGE, "weight_decay": 2e-5, "epochs": 150},
 }
 OF_KIND: dict[str, dict[str, Any]] = {
     "residual": {"memory_bias": 0.0, "module_rate": "same"},
@@ -52,23 +51,26 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "gru": {},
     "lstm": {"forget_bias": 0.0},
 }
-LARGE_MEMORY_BIAS, LARGE_TRANSITION_DROPOUT = 2.0, 0.1  # of a DMU of the large size
-RATES = {("residual", 10): 0.5, ("dmu", 3): 0.5, ("dmu", 5): 0.5, ("dmu", 10): 0.25, ("gru", 1): 2.0}  # relative to lr
+LARGE_MEMORY_BIAS, LARGE_TRANSITION_DROPOUT = 2.0, 0.1  # of a DMU, beside the small size
+# Relative to lr, by kind and depth: all other models have the same one.
+PLAIN_RATES = {("dmu", 3): 0.5, ("dmu", 5): 0.5, ("dmu", 10): 0.25}
+SMALL_RATES = {**PLAIN_RATES, ("residual", 10): 0.5, ("gru", 1): 2.0}
+LARGE_RATES = {**PLAIN_RATES, **{("rhn", depth): 2.0 for depth in DEPTHS}, ("gru", 1): 4.0, ("lstm", 1): 3.0}
 EMBEDDING_RATES = {"lstm": 2.0}  # relative to embedding_rate
 
 
-def setting(kind: str, depth: int = 1, size: str = "large") -> Setting:
-    """A language model of a kind and depth whose number of weights is the nearest to that of a size."""
+def setting(kind: str, depth: int = 1, part: str = "large") -> Setting:
+    """A language model of a kind and depth whose number of weights is the nearest to that of a part."""
     check_choice("kind", kind, KINDS)
-    check_choice("size", size, tuple(SIZES))
+    check_choice("part", part, tuple(SIZES))
     if kind not in DEEP and depth != 1:
         raise ValueError(f"ptb: {kind} has no depth; give 1, got {depth}")
-    width = width_for(kind, depth, SIZES[size])
+    width = width_for(kind, depth, SIZES[part])
     cell = "dmu" if kind == "residual" else kind
-    own = OF_SIZE[size] | OF_KIND[kind]
+    own = OF_PART[part] | OF_KIND[kind]
     if cell == "dmu":
         own |= {"transition": (width,) * (depth - 1), "residual": kind == "residual" and depth > 2}
-        if size == "large":
+        if part != "small":
             own |= {
                 "memory_bias": LARGE_MEMORY_BIAS,
                 "transition_dropout": LARGE_TRANSITION_DROPOUT if depth > 1 else 0.0,
@@ -76,13 +78,16 @@ def setting(kind: str, depth: int = 1, size: str = "large") -> Setting:
     if cell == "rhn":
         own |= {"depth": depth}
     made = Setting("ptb", cell, (width,), **TRAINING | own)
-    lr = made.lr * RATES.get((kind, depth), 1.0)
-    return replace(made, cosine=made.epochs, lr=lr, embedding_rate=made.embedding_rate * EMBEDDING_RATES.get(kind, 1.0))
+    rates = SMALL_RATES if part == "small" else LARGE_RATES
+    lr, embedding_rate = made.lr * rates.get((kind, depth), 1.0), made.embedding_rate * EMBEDDING_RATES.get(kind, 1.0)
+    return replace(made, cosine=made.epochs, lr=lr, embedding_rate=embedding_rate)
 
 
-def settings(size: str = "large", kinds: Iterable[str] = KINDS, depths: Iterable[int] = DEPTHS) -> list[Setting]:
+def settings(part: str = "large") -> list[Setting]:
     """The models that are compared; up to depth 2 there is nothing to add, so a residual DMU is a plain one."""
-    found = [setting(kind, depth, size) for kind in kinds for depth in (depths if kind in DEEP else (1,))]
+    if part == "long":
+        return [setting(kind, depth, part) for kind, depth in LONG]
+    found = [setting(kind, depth, part) for kind in KINDS for depth in (DEPTHS if kind in DEEP else (1,))]
     return list(dict.fromkeys(found))
 
 
@@ -102,18 +107,19 @@ def width_for(kind: str, depth: int, weights: int) -> int:
 
 
 def all_settings() -> list[Setting]:
-    """The models of all sizes."""
-    return [one for size in SIZES for one in settings(size)]
+    """The models of all parts."""
+    return [one for part in SIZES for one in settings(part)]
 
 
-def size_of(of: Setting) -> str:
-    """The size that a setting's width is the nearest to."""
+def part_of(of: Setting) -> str:
+    """The part whose models have the width, and train for the time, that are the nearest to a setting's."""
     from deepmemory.lab.paper import depth_of
 
     kind = kind_of(of)
 
-    def apart(size: str) -> float:
-        return abs(math.log(of.hidden[-1] / setting(kind, depth_of(of), size).hidden[-1]))
+    def apart(part: str) -> tuple[float, float]:
+        own = setting(kind, depth_of(of), part)
+        return abs(math.log(of.hidden[-1] / own.hidden[-1])), abs(math.log(max(of.cosine, 1) / own.cosine))
 
     return min(SIZES, key=apart) if kind in KINDS else next(iter(SIZES))
 

@@ -28,8 +28,9 @@ LEM = (10_000, 2.4e-5 / 4)  # length and loss of LEM, with the targets used here
 
 
 def draw_depth(results: BeyondResults) -> Any:
-    """Test perplexity by depth, one panel for each size; models without depth are level lines."""
-    parts = results.by_part()
+    """Test perplexity by depth, one panel for each part with several depths; models without depth are level lines."""
+    all_parts = results.by_part()
+    parts = {part: of for part, of in all_parts.items() if len({one.depth for one in of if one.depth}) > 1} or all_parts
     figure, panels = new_figure(1, len(parts), 2.2 + 3.4 * len(parts), 3.8)
     shown: dict[str, Any] = {}
     for panel, (part, outcomes) in zip(panels.flat, parts.items(), strict=True):

@@ -158,14 +158,16 @@ COMPARED = (
 RATE = number("rate", lambda one: f"{one.setting.lr:g}", brief=False)
 LAYOUTS: dict[str, Layout] = {
     "depth": Layout(
-        "size",
+        "part",
         "Language models on the words of the Penn Treebank, with the same number of weights at every depth. The state "
         "passes n linear layers at every time step; in a residual DMU every hidden layer from the second on adds to "
         "the one before it, so up to n = 2 it is a plain one. The perplexity is exp(loss), as mean and standard "
-        "deviation over the runs, each with the weights that were best on validation.",
+        "deviation over the runs, each with the weights that were best on validation. Models called long have the size "
+        "of the large ones, three times as many epochs, and twice the weight decay.",
         "Test perplexity by depth of the transition: mean and range of the runs.",
         beyond_figures.draw_depth,
         [
+            RATE,
             number("valid perplexity", lambda one: words.mean_text(one.valid(scale=perplexity), "perplexity")),
             number("test perplexity", lambda one: words.mean_text(one.test(scale=perplexity), "perplexity")),
         ],
