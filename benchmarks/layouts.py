@@ -33,7 +33,7 @@ from deepmemory.lab.writing import put
 from deepmemory.ops import nvrtc, plain
 from deepmemory.ops.layout import GATES
 from deepmemory.ops.nvrtc import compiler
-from deepmemory.ops.nvrtc.plan import FMA, MANY_STEPS, PRODUCTS, Plan, Shape, microseconds, plans
+from deepmemory.ops.nvrtc.plan import EXACT, LOW, MANY_STEPS, Plan, Shape, microseconds, plans
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
 RESULTS = Path(__file__).parent / "results" / "layouts_h200.json"
@@ -79,7 +79,7 @@ def cases() -> dict[str, Case]:
 
 def candidates(case: Case, mode: str, device: nvrtc.Device, count: int) -> list[Plan]:
     """The layouts with the smallest estimates, the one that the plan takes first; no two that differ in rows alone."""
-    products = (FMA,) if mode == "float32" else PRODUCTS
+    products = EXACT if mode == "float32" else LOW
     steps = 1 if case.steps == 1 else MANY_STEPS
     different: dict[tuple, Plan] = {}
     for layout in plans(case.shape(mode), products, 1, case.batch, *device[1:], steps):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from deepmemory.ops import nvrtc
-from deepmemory.ops.nvrtc.plan import FMA, MMA, plans
+from deepmemory.ops.nvrtc.plan import EXACT, LOW, plans
 
 ROOT = Path(__file__).parent.parent
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
@@ -30,7 +30,7 @@ def test_without_a_gpu_it_says_so(layouts, monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["adding", "deep-wide", "residual-5", "rhn-3", "gru", "lstm"])
 def test_the_layout_that_the_plan_takes_comes_first_and_others_differ(layouts, name):
     case = layouts.cases()[name]
-    for mode, products in ("float32", (FMA,)), ("bfloat16", (FMA, MMA)):
+    for mode, products in ("float32", EXACT), ("bfloat16", LOW):
         first, *others = layouts.candidates(case, mode, HOPPER, 5)
         assert first == plans(case.shape(mode), products, 1, case.batch, *HOPPER[1:])[0]
         assert others

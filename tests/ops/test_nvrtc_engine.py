@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepmemory.ops import engines, hoisted, nvrtc, plain
 from deepmemory.ops.layout import delta_features, trace_features
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import FMA, MMA, Plan, Shape, lane_tile, lay_out, layouts, plans, teams
+from deepmemory.ops.nvrtc.plan import EXACT, FMA, MMA, SPLIT, Plan, Shape, lane_tile, lay_out, layouts, plans, teams
 from deepmemory.ops.recurrence import Recurrence, Sequences, resets_of_sweep
 
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
@@ -187,7 +187,7 @@ def compare(
     engine(layout)
     expected = run(plain.scan, torch.float64, "cpu")
     given = run(lambda *args: ops.scan(*args, engine="nvrtc"), dtype, DEVICE)
-    exact = dtype is torch.float32 and layout(Shape.of(rec, dtype, weights)).product == FMA
+    exact = dtype is torch.float32 and layout(Shape.of(rec, dtype, weights)).product in EXACT
     for index, (a, b) in enumerate(zip(given, expected, strict=True)):
         rtol, atol = EXACT_FLOAT32 if exact else TF32 if dtype is torch.float32 else TOLERANCES[dtype]
         atol *= max(1.0, b.abs().max().item())
@@ -367,6 +367,25 @@ IN_OTHER_TYPES = ("dmu-n2", "dmu-n5", "gru", "lstm-reverse")  # each is compiled
 def test_tensor_cores_agree_with_the_definition(case, dtype, engine):
     rec, d, hidden = CASES[case]
     compare(rec, d, hidden, layout=small(8, 2, REGISTERS, product=MMA), engine=engine, dtype=dtype, lengths=[4, 0, 2])
+
+
+# With the tolerance of exact multiplications; sums of one tile are kept apart, those of four are not.
+@pytest.mark.parametrize("case", CASES)
+def test_three_products_in_tf32_have_the_accuracy_of_float32(case, engine):
+    rec, d, hidden = CASES[case]
+    compare(rec, d, hidden, layout=small(8, 2, REGISTERS, product=SPLIT), engine=engine, lengths=[4, 0, 2])
+
+
+@pytest.mark.parametrize(("place", "rows", "team"), [(SHARED, 4, True), (GLOBAL, 32, False), (MIXED, 16, True)])
+def test_weights_of_split_products_may_stay_anywhere(place, rows, team, engine):
+    rec, layout = Recurrence("dmu", "tanh", residual=True), small(rows, 2, place, warps=2, product=SPLIT, team=team)
+    compare(rec, 45, [70, 70], layout=layout, engine=engine, batch=rows - 1, steps=3, masks=True)
+
+
+def test_float32_is_split_where_that_promises_much():
+    wide, narrow = (Shape("dmu", "tanh", width, (width, width)) for width in (768, 64))
+    assert plans(wide, EXACT, 1, 16, *HOPPER[1:])[0].product == SPLIT
+    assert plans(narrow, EXACT, 1, 16, *HOPPER[1:])[0].product == FMA
 
 
 @pytest.mark.parametrize("case", ["dmu-n2", "gru-no-bias-reverse"])

@@ -18,7 +18,7 @@ from torch import Tensor
 from deepmemory.ops import hoisted
 from deepmemory.ops.layout import delta_features, linear_layers, trace_features
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, FMA, MANY_STEPS, MMA, MOST_WARPS, Plan, Shape, plans
+from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, EXACT, FMA, LOW, MANY_STEPS, MOST_WARPS, Plan, Shape, plans
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
@@ -137,14 +137,14 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
             f"engine='nvrtc' takes fewer than {MOST_ROWS} runs x steps x sequences, got {runs} x {steps} x {batch}; "
             "give it fewer at a time, or use engine='triton'"
         )
-    tensor_cores = x.dtype is not torch.float32 or hoisted.tf32_allowed()
+    exact = x.dtype is torch.float32 and not hoisted.tf32_allowed()
     own = sequences.resets is not None, sequences.state_mask is not None
-    case = rec, x.dtype, weights[1].dtype, tensor_cores, runs, batch, steps == 1, index, own
+    case = rec, x.dtype, weights[1].dtype, exact, runs, batch, steps == 1, index, own
     key = (*case, *[weight.shape for weight in weights])
     layer = _layers.get(key)
     if layer is None:
         shape = Shape.of(rec, x.dtype, weights, sequences)
-        layout = _layout(shape, tensor_cores, runs, batch, steps == 1, index)
+        layout = _layout(shape, exact, runs, batch, steps == 1, index)
         blocks, threads = -(-batch // layout.rows) * layout.cluster, 32 * layout.warps
         features = trace_features(rec, weights), delta_features(rec, weights)
         linear = linear_layers(rec, weights)
@@ -159,9 +159,9 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
     return layer
 
 
-def _layout(shape: Shape, tensor_cores: bool, runs: int, batch: int, single: bool, index: int) -> Plan:
+def _layout(shape: Shape, exact: bool, runs: int, batch: int, single: bool, index: int) -> Plan:
     device = _device(index)
-    products = (FMA, MMA) if tensor_cores and device.capability >= (8, 0) else (FMA,)
+    products = (FMA,) if device.capability < (8, 0) else EXACT if exact else LOW
     return plans(shape, products, runs, batch, *device[1:], 1 if single else MANY_STEPS)[0]
 
 

@@ -3,7 +3,8 @@
 //   CELL          0 dmu, 1 rhn, 2 rnn, 3 gru, 4 lstm
 //   ACTIVATION    0 leaky_relu, 1 relu, 2 tanh, 3 silu, 4 gelu: of a dmu's hidden layers or an rnn's state
 //   VALUE, WEIGHT 0 float32, 1 bfloat16, 2 float16: of values, and of weights and biases
-//   PRODUCT       0 exact float32 multiplications, 1 tensor cores (bfloat16, float16, or TF32 for float32)
+//   PRODUCT       0 exact float32 multiplications, 1 tensor cores (bfloat16, float16, or TF32 for float32), 2 float32 that is
+//                 split for the tensor cores: three products in TF32
 //   D             features of the state
 //   LAYERS        linear layers of a step
 //   STAGES        runs of layers of one shape, which share their code; the first layer is a stage of its own

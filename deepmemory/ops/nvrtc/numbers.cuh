@@ -195,16 +195,27 @@ template <> struct NumberOf<2> { typedef Half type; };
 typedef NumberOf<VALUE>::type Value;    // of what goes in, comes out and is kept for the way back
 typedef NumberOf<WEIGHT>::type Weight;  // of matrices and biases
 
-// What products multiply: exact float32 numbers, or what the tensor cores take of the values' type.
-enum { FMA, MMA_TILES };
-constexpr bool TENSOR_CORES = PRODUCT == MMA_TILES;
+// What products multiply: exact float32 numbers, what the tensor cores take of the values' type, or float32 numbers that are
+// SPLIT for the tensor cores.
+enum { FMA, MMA_TILES, SPLIT_TILES };
+constexpr bool TENSOR_CORES = PRODUCT != FMA, SPLIT = PRODUCT == SPLIT_TILES;
 template <bool> struct InputOf { typedef Value type; };
 template <> struct InputOf<false> { typedef float type; };
 typedef InputOf<TENSOR_CORES>::type Input;
 DEVICE Input as_input(float x) {
     Input to;
-    round_to(to, TENSOR_CORES && VALUE == 0 ? round_to_tf32(x) : x);
+    round_to(to, TENSOR_CORES && !SPLIT && VALUE == 0 ? round_to_tf32(x) : x);
     return to;
+}
+// The two numbers with 11 bits, of which the tensor cores take no more, that a float32 number is the sum of but for its last
+// bits: the nearest one, and what is left, whose sign is anything.
+DEVICE Words nearest(const Words& w) {
+    constexpr unsigned half = 0x1000, bits = 0xffffe000u;
+    return {(w.x + half) & bits, (w.y + half) & bits, (w.z + half) & bits, (w.w + half) & bits};
+}
+DEVICE unsigned rest(unsigned w, unsigned near) { return bits_of(float_of(w) - float_of(near)) & 0xffffe000u; }
+DEVICE Words rest(const Words& w, const Words& near) {
+    return {rest(w.x, near.x), rest(w.y, near.y), rest(w.z, near.z), rest(w.w, near.w)};
 }
 template <class T> DEVICE void put(T* to, float x) { round_to(*to, x); }
 DEVICE float in_one_word(float first, float) { return first; }

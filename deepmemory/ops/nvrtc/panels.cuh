@@ -274,7 +274,8 @@ template <int STAGE, bool BACK> struct FmaSums {
 template <int STAGE, bool BACK> struct MmaSums {
     using S = Spread<STAGE, BACK>;
     static constexpr int J = S::at_once, TILES = PADDED_ROWS / 8, STRIDE = row_stride<BACK>() * int(sizeof(Input)) / 16;
-    float sum[J * TILES * 4];
+    static constexpr int SUMS = J * TILES * 4, CHAINS = SPLIT && J * TILES < 4 ? 3 : 1;  // that do not wait for one another
+    float sum[CHAINS * SUMS];
     const Words* in;
     int of_last_tile;  // where the lane's row of the last tile is; rows that do not exist are read as the last one that does
 
@@ -288,23 +289,38 @@ template <int STAGE, bool BACK> struct MmaSums {
              slice * S::units_per_item * 4 + lane % 4;
         of_last_tile = TILES == 1 ? 0 : (smaller(TILES * 8 - 8 + row, ROWS - 1) - row) * STRIDE;
 #pragma unroll
-        for (int k = 0; k < J * TILES * 4; ++k) sum[k] = bias[k / (TILES * 4) * 2 + k % 4 / 2];
+        for (int k = 0; k < SUMS; ++k) sum[k] = bias[k / (TILES * 4) * 2 + k % 4 / 2];
+#pragma unroll
+        for (int k = SUMS; k < CHAINS * SUMS; ++k) sum[k] = 0.f;
     }
     DEVICE void add(const Quad* w, int q) {
         Words b[TILES];
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)
             b[tile] = in[(ROWS % 8 && tile == TILES - 1 ? of_last_tile : tile * 8 * STRIDE) + q * 4];
+        if constexpr (SPLIT) {
+            Words near[TILES], left[TILES];
 #pragma unroll
-        for (int j = 0; j < J; ++j) {
-            const Words first = words(w[2 * j]), second = words(w[2 * j + 1]);
+            for (int tile = 0; tile < TILES; ++tile) near[tile] = nearest(b[tile]), left[tile] = rest(b[tile], near[tile]);
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile)
-                multiply_tile(sum + (j * TILES + tile) * 4, first, b[tile].x, b[tile].y, Input());
+            for (int j = 0; j < J; ++j) {  // what is left of both would be beyond float32
+                const Words first = words(w[2 * j]), second = words(w[2 * j + 1]);
+                const Words near_first = nearest(first), near_second = nearest(second);
+                add<CHAINS - 1>(j, rest(first, near_first), rest(second, near_second), near);
+                add<CHAINS / 2>(j, near_first, near_second, left);
+                add<0>(j, near_first, near_second, near);
+            }
+        } else {
 #pragma unroll
-            for (int tile = 0; tile < TILES; ++tile)
-                multiply_tile(sum + (j * TILES + tile) * 4, second, b[tile].z, b[tile].w, Input());
+            for (int j = 0; j < J; ++j) add<0>(j, words(w[2 * j]), words(w[2 * j + 1]), b);
         }
+    }
+    template <int CHAIN> DEVICE void add(int j, const Words& first, const Words& second, const Words* b) {
+        float* to = sum + CHAIN * SUMS + j * TILES * 4;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) multiply_tile(to + tile * 4, first, b[tile].x, b[tile].y, Input());
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) multiply_tile(to + tile * 4, second, b[tile].z, b[tile].w, Input());
     }
     DEVICE static Words words(const Quad& q) { return {bits_of(q.x), bits_of(q.y), bits_of(q.z), bits_of(q.w)}; }
     DEVICE void store(float* sums, int slice, int group) const {
@@ -317,7 +333,10 @@ template <int STAGE, bool BACK> struct MmaSums {
                 for (int k = 0; k < 4; ++k)
                     if (ROWS % 8 == 0 || tile * 8 + row + k % 2 < ROWS)
                         sums[(slice * ROWS + tile * 8 + row + k % 2) * S::sum_stride + output(group, 2 * j + k / 2)] =
-                            sum[(j * TILES + tile) * 4 + k];
+                            whole((j * TILES + tile) * 4 + k);
+    }
+    DEVICE float whole(int k) const {
+        return CHAINS == 1 ? sum[k] : sum[k] + (sum[k + CHAINS / 2 * SUMS] + sum[k + (CHAINS - 1) * SUMS]);
     }
 };
 template <bool, int STAGE, bool BACK> struct SumsOf { typedef FmaSums<STAGE, BACK> type; };

@@ -14,12 +14,16 @@ from deepmemory.ops.layout import GATES
 from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, FULL_LENGTH, Recurrence, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-FMA, MMA = "fma", "mma"  # exact float32 multiplications, tensor cores
-PRODUCTS = (FMA, MMA)
+# Exact float32 multiplications, tensor cores in the values' precision, and float32 from three products in TF32.
+FMA, MMA, SPLIT = "fma", "mma", "split"
+PRODUCTS = (FMA, MMA, SPLIT)
+ON_TENSOR_CORES = (MMA, SPLIT)
+EXACT, LOW = (FMA, SPLIT), (FMA, MMA)  # with the accuracy of float32, and with that of the values or of TF32
 
 CLUSTERS = (2, 3, 4, 5, 6, 7, 8, 16)  # 16 is Hopper's largest
 MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
-ROWS = {FMA: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), MMA: (4, 6, 8, 10, 12, 16, 24, 32)}
+ROWS_OF_TILES = (4, 6, 8, 10, 12, 16, 24, 32)
+ROWS = {FMA: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), MMA: ROWS_OF_TILES, SPLIT: ROWS_OF_TILES}
 # What a step takes, in microseconds. READ and MULTIPLICATION are an H200's bandwidths; the others were chosen so that
 # the estimate ranks the layouts that were timed on one as they came out.
 BARRIER, EXCHANGE, TEAM_EXCHANGE = 0.24, 0.49, 0.9  # a layer's fixed cost in one block, in a cluster, and in a team
@@ -29,6 +33,7 @@ SEND = 5e-4  # 16 bytes to every block
 READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from shared memory; one product for each lane
 TILE = 9e-4  # 16 x 8 sums on the tensor cores, over half a unit
 QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and for a unit of the tensor cores
+SPLIT_PRODUCTS, SPLIT_MARGIN = 3, 1.25  # of one; a layout that splits, none of which was timed, has to promise more
 STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
 # What teams read from the second cache in a microsecond: a block of its inputs, which are the same for all blocks of a
 # team; all blocks together of weights, which are not.
@@ -50,6 +55,7 @@ RESERVED = 1024  # bytes of shared memory that the system takes of every block
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
 # needs more for the rest. A block of fewer threads has more for each.
 REGISTER_FLOATS = {(FMA, "shallow"): 64, (FMA, "deep"): 32, (MMA, "shallow"): 48, (MMA, "deep"): 0}
+REGISTER_FLOATS |= {(SPLIT, "shallow"): 32, (SPLIT, "deep"): 0}
 FEW_WARPS, MANY_REGISTER_FLOATS = 8, 128
 WITH_SUMS = 96  # of one of many threads, for weights and sums of exact products together
 ELEMENT = 8  # and what it needs, on the tensor cores, for every further element that it finishes
@@ -58,7 +64,7 @@ SHALLOW = 2  # linear layers at most
 SMALL, TINY = 4096, 12  # weights of a layer in all, and its widest part
 # Shared memory for weights on their way, where some are streamed: bytes at most, and of the room. Exact products read
 # so much from it that they do better without.
-AHEAD_BYTES, AHEAD_SHARE = {FMA: 0, MMA: 132_000}, 0.75
+AHEAD_BYTES, AHEAD_SHARE = {FMA: 0, MMA: 132_000, SPLIT: 132_000}, 0.75
 # Where warps finish their own sums: lanes that may share the inputs of an output; features of which a lane has sums at
 # once, gates not counted; of a thread's registers, those for weights, sums and elements, and what an element takes of
 # them, for every gate and for each of up to three stages.
@@ -217,7 +223,7 @@ def plans(
     found: list[tuple[float, Plan]] = []  # with estimated microseconds, for as many waves of blocks as it needs
     for layout in layouts(shape, products, batch, shared_limit, clusters_at_once):
         # Blocks that share a multiprocessor, unless they fill its registers or its shared memory.
-        resident = MOST_WARPS // layout.warps if _small(shape) or layout.product == MMA else 1
+        resident = MOST_WARPS // layout.warps if _small(shape) or layout.product in ON_TENSOR_CORES else 1
         if layout.direct:
             resident = max(1, FEW_WARPS // layout.warps)
         resident = min(resident, (shared_limit + RESERVED) // (max(layout.shared_bytes) + RESERVED))
@@ -270,8 +276,8 @@ def teams(shape: Shape, runs: int, batch: int, multiprocessors: int) -> Iterator
         if team <= CLUSTERS[-1]:
             return
         at_once = multiprocessors // (team * runs)
-        rows = max(-(-batch // max(at_once, 1)), ROWS[MMA][0])
-        if at_once and rows <= ROWS[MMA][-1]:
+        rows = max(-(-batch // max(at_once, 1)), ROWS_OF_TILES[0])
+        if at_once and rows <= ROWS_OF_TILES[-1]:
             yield team, rows
 
 
@@ -280,6 +286,7 @@ def _of_sweeps(shape: Shape, layout: Plan, runs: int, batch: int, steps: int) ->
     weights = sum(layer.inputs * layer.features * layer.gates for layer in shape.layers())
     blocks = runs * -(-batch // layout.rows) * layout.cluster
     of_steps = steps * sum(microseconds(shape, layout, blocks, backward) for backward in (False, True))
+    of_steps *= SPLIT_MARGIN if layout.product == SPLIT else 1
     return of_steps + 2 * weights / layout.cluster / LOADED_WEIGHTS
 
 
@@ -292,7 +299,7 @@ def _warps(shape: Shape, product: str, cluster: int) -> tuple[int, ...]:
     """Warps of a block."""
     if _small(shape):
         return (2,) if max(shape.widths) <= TINY else (4,)
-    if product == MMA:
+    if product in ON_TENSOR_CORES:
         return FEW_WARPS, MOST_WARPS
     return (4, FEW_WARPS, MOST_WARPS) if cluster <= FEW_BLOCKS else (MOST_WARPS,)
 
@@ -368,7 +375,7 @@ def lay_out(
             for spread, (layer, _) in zip(spreads, stages, strict=True)
         )
         row_bytes = row * size
-        if product == MMA:
+        if product in ON_TENSOR_CORES:
             row_bytes = -(-row_bytes // 64) * 64
             row_bytes += 0 if row_bytes % 128 else 64
         buffers = 1 if team else 2
@@ -384,7 +391,7 @@ def lay_out(
             if direct:
                 floats = max(0, min(floats, _registers_left(shape, spreads)))
         sweep = _place(spreads, stages, warps, floats, *shared_memory)
-        if any(sweep.streamed) and product == MMA and warps > FEW_WARPS:  # no registers are left
+        if any(sweep.streamed) and product in ON_TENSOR_CORES and warps > FEW_WARPS:  # no registers are left
             sweep = _place(spreads, stages, warps, 0, *shared_memory)
         if team:
             sent = [(layer.features, layer.gates) if backward else (layer.inputs, 1) for layer, _ in stages]
@@ -532,8 +539,9 @@ def _spread(
         ins, outs = layer.gates * cluster * outputs, inputs
     else:
         ins, outs = layer.inputs, layer.gates * outputs
-    spread_of = _tiles if product == MMA else _lanes
-    return spread_of(ins, outs, size, rows, warps)
+    if product == FMA:
+        return _lanes(ins, outs, rows, warps)
+    return _tiles(ins, outs, size, rows, warps, SPLIT_PRODUCTS if product == SPLIT else 1)
 
 
 def _cut(units: int, groups: int, warps: int) -> tuple[int, int]:
@@ -542,7 +550,7 @@ def _cut(units: int, groups: int, warps: int) -> tuple[int, int]:
     return per_item, -(-units // per_item)
 
 
-def _lanes(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
+def _lanes(ins: int, outs: int, rows: int, warps: int) -> _Spread:
     row_groups, per_lane = lane_tile(outs, rows)
     lanes = 32 // row_groups
     groups = -(-outs // (lanes * per_lane))
@@ -567,7 +575,7 @@ def _lanes(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
     )
 
 
-def _tiles(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
+def _tiles(ins: int, outs: int, size: int, rows: int, warps: int, products: int) -> _Spread:
     unit, row_tiles = 64 // size, -(-rows // 8)
     spreads = []
     for at_once in (1, 2, 4):
@@ -590,8 +598,8 @@ def _tiles(ins: int, outs: int, size: int, rows: int, warps: int) -> _Spread:
                 slices * 8 * row_tiles * (16 * groups * at_once + 4),
                 row_tiles,
                 2 * at_once,
-                2 * at_once * row_tiles * TILE * (1 if size == 2 else 2),
-                UNIT,
+                2 * at_once * row_tiles * TILE * (1 if size == 2 else 2) * products,
+                UNIT * products,
             )
         )
     return min(spreads, key=lambda spread: spread.microseconds(0))
