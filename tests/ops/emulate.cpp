@@ -134,6 +134,7 @@ extern "C" void sum_products(const Products* p, int blocks, int runs) {
 }
 extern "C" int shared_bytes(int back) { return 4 * (back ? shared_size<true>() : shared_size<false>()); }
 extern "C" int quads_in_global(int back) { return back ? streamed_quads<true>() : streamed_quads<false>(); }
+extern "C" int holds(int back) { return back ? Stream<true>::HOLDS : Stream<false>::HOLDS; }
 extern "C" int quads_exchanged(int back) {
     return TEAM_BUFFERS * (back ? team_buffer_words<true>() : team_buffer_words<false>());
 }

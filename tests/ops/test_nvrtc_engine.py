@@ -434,6 +434,19 @@ def test_weights_may_stay_anywhere(case, place, engine):
     compare(rec, d, hidden, layout=small(2, 2, place), engine=engine)
 
 
+@pytest.mark.skipif(GPU, reason="looks into the emulated kernel")
+@pytest.mark.parametrize("case", ["dmu-n5", "dmu-n2-reverse", "rhn-3-reverse"])
+@pytest.mark.parametrize("place", [GLOBAL, MIXED])
+def test_what_a_thin_layer_reads_at_every_step_is_held_early(case, place, engine, emulator):
+    rec, d, hidden = CASES[case]
+    layout_of = small(1, 1, place)
+    compare(rec, d, hidden, layout=layout_of, engine=engine, steps=6, lengths=[6, 0, 2])
+    weights = [w.float() for w in draw_weights(rec, 3, d, hidden, torch.Generator())]
+    layout = layout_of(shape := Shape.of(rec, torch.float32, weights))
+    assert layout.streams
+    assert emulator(layout.defines(shape, True)).holds(1)
+
+
 @pytest.mark.parametrize("place", [REGISTERS, SHARED])
 @pytest.mark.parametrize("case", ["dmu-n2", "rhn-3-reverse"])
 def test_lanes_that_share_rows(case, place, engine):

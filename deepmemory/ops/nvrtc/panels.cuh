@@ -110,6 +110,14 @@ template <bool BACK, int STAGE = 0> constexpr int streamed_slots() {  // of a wa
         return all * Spread<STAGE, BACK>::items_per_warp + streamed_slots<BACK, STAGE + 1>();
     }
 }
+template <bool BACK, int STAGE = 0> constexpr bool one_slot_each() {  // for each item of a layer, with a row for each quad
+    if constexpr (STAGE == STAGES) return true;
+    else {
+        int most = 0;
+        for (int layer = 0; layer < layers_of<STAGE>; ++layer) most = larger(most, slots_of_layer<STAGE, BACK>(layer));
+        return (most == 0 || (most == 1 && Spread<STAGE, BACK>::lanes == 32)) && one_slot_each<BACK, STAGE + 1>();
+    }
+}
 template <bool BACK> constexpr int streamed_quads() { return WARPS * streamed_slots<BACK>() * SLOT[BACK] * 32; }
 template <bool BACK> constexpr int ring_floats() {  // with a barrier of 8 bytes for each slot
     return AHEAD[BACK] * WARPS * SLOT[BACK] * 128 + round_up(AHEAD[BACK] * WARPS * 2, 4);
@@ -138,16 +146,18 @@ template <bool BACK> constexpr int shared_size() {
 
 // Weights that find no room on the chip come from global memory at every step, always in the same order. Each warp has an
 // endless sequence of slots of its own. Where AHEAD is not zero it fetches them that many slots early, into a ring in shared
-// memory: while blocks wait for one another, weights are on their way.
+// memory: while blocks wait for one another, weights are on their way. Elsewhere it HOLDS the next one in registers, where a
+// layer takes no more than one.
 template <bool BACK> struct Stream {
     static constexpr int LENGTH = AHEAD[BACK], QUADS = SLOT[BACK] * 32;  // of a slot
-    static constexpr bool RING = LENGTH > 0;
+    static constexpr bool RING = LENGTH > 0, HOLDS = !RING && one_slot_each<BACK>();
     Quad* ring;         // [LENGTH, QUADS] of this warp
     Arrival* arrivals;  // [LENGTH]
     Quad* far;          // [slots, QUADS] in global memory
     int slots;          // 0: this warp has none
     int slot = 0, next = 0;  // in the ring, and in global memory
     unsigned turn = 0;       // counts the rounds of the ring
+    Quad held[HOLDS ? SLOT[BACK] : 1];
 
     DEVICE void place(Quad* shared, Quad* in_global) {
         const int warp = thread_index() / 32;
@@ -164,6 +174,11 @@ template <bool BACK> struct Stream {
     DEVICE void start() {
         if (slots == 0) return;
         for (int k = 0; k < LENGTH; ++k) fetch(k);
+        if constexpr (HOLDS) hold();
+    }
+    DEVICE void hold() {
+#pragma unroll
+        for (int r = 0; r < SLOT[BACK]; ++r) held[r] = from_l2(far + next * QUADS + r * 32 + thread_index() % 32);
     }
     DEVICE const Quad* arrived(int k) const {  // slot k from here on
         if (!RING) return far + (next + k) * QUADS;  // a layer's slots follow one another
@@ -188,6 +203,7 @@ template <bool BACK> struct Stream {
         } else {
 #pragma unroll
             for (int k = 0; k < COUNT; ++k) advance();
+            if constexpr (HOLDS) hold();
         }
     }
 };
@@ -519,7 +535,8 @@ template <int STAGE, bool BACK> struct Panel {
 #pragma unroll
                         for (int j = 0; j < J; ++j) {
                             const int quad = u * S::rows_of_unit * 32 + j * S::lanes;
-                            w[j] = stream.read(arrived[quad / Stream<BACK>::QUADS] + quad % Stream<BACK>::QUADS);
+                            if constexpr (Stream<BACK>::HOLDS) w[j] = stream.held[quad / 32];
+                            else w[j] = stream.read(arrived[quad / Stream<BACK>::QUADS] + quad % Stream<BACK>::QUADS);
                         }
                         sum.add(w, begin + u);
                     }

@@ -71,6 +71,7 @@ AHEAD_BYTES, AHEAD_SHARE = {FMA: 0, MMA: 132_000, SPLIT: 132_000}, 0.75
 DIRECT_LANES, MOST_FEATURES_OF_LANE = (1, 2, 4, 8), 4
 DIRECT_REGISTERS, OF_ELEMENT, OF_GATE, OF_STAGE = 212, 8, 3, 6
 SLOT_ROWS = 8, 4, 2  # of 32 quads, in a slot of a warp: large ones are fetched faster
+HELD_ROWS = 4  # in a slot that a warp holds in registers, at most, where the layers that are streamed take one each
 
 
 class Layer(NamedTuple):
@@ -432,8 +433,14 @@ def _place(
 
     Where some find no room, a part of the shared memory is for those that are on their way.
     """
-    room, slot, ahead, ring = shared_limit // 4 - used, SLOT_ROWS[-1], 0, 0
+    room, ahead, ring = shared_limit // 4 - used, 0, 0
     kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room)
+    rows = [
+        spread.rows_of_unit * min(count, spread.units_per_item)
+        for spread, count in zip(spreads, streamed, strict=True)
+        if count
+    ]
+    slot = HELD_ROWS if SLOT_ROWS[-1] < max(rows, default=0) <= HELD_ROWS else SLOT_ROWS[-1]
     if any(streamed) and ahead_bytes:
         missing = sum(4 * spread.quads_of_unit * count for spread, count in zip(spreads, streamed, strict=True))
         wanted = int(min(missing, ahead_bytes / 4, AHEAD_SHARE * room))
