@@ -184,6 +184,28 @@ def test_the_loss_of_half_precision_outputs_is_not_rounded_to_it():
     assert output.grad.dtype is torch.bfloat16
 
 
+def test_the_loss_and_its_gradient_are_those_of_torch():
+    output = 30 * torch.randn(2, 3, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    output[0, 0, 7] = 1000.0  # the probability of every other class vanishes
+    target, weight = torch.arange(6).view(2, 3), torch.arange(1.0, 7.0).view(2, 3)
+    ours, theirs = (output.clone().requires_grad_() for _ in range(2))
+    loss = cross_entropy(ours, target)
+    expected = torch.nn.functional.cross_entropy(theirs.flatten(0, 1), target.flatten(), reduction="none").view(2, 3)
+    torch.testing.assert_close(loss, expected)
+    for result in (loss, expected):
+        (result * weight).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_the_gradient_of_half_precision_outputs_is_rounded_once():
+    output = (5 * torch.randn(4, 30, generator=torch.Generator().manual_seed(1))).bfloat16().requires_grad_()
+    target = output.detach().argmax(-1)  # where the gradient is a small difference of large numbers
+    exact = output.detach().double().requires_grad_()
+    cross_entropy(output, target).sum().backward()
+    cross_entropy(exact, target).sum().backward()
+    torch.testing.assert_close(output.grad.double(), exact.grad, rtol=2**-8, atol=1e-6)
+
+
 def test_a_study_without_the_new_settings_keeps_its_name():
     assert Setting().key == Setting(clip=0.0, beta2=0.999, residual=False, cosine=0).key
     assert Setting().key != Setting(clip=0.5).key
