@@ -65,20 +65,22 @@ DEVICE void open_exchange() {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(barrier));
     }
 }
-DEVICE void wait_for_barrier(unsigned barrier, unsigned parity) {
+#define TRY_WAIT(SCOPE)                                                                                        \
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.acquire." SCOPE ".shared::cta.b64 p, [%1], %2;\n\t" \
+                 "selp.u32 %0, 1, 0, p;\n\t}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory")
+template <bool FROM_OTHERS> DEVICE void wait_for_barrier(unsigned barrier, unsigned parity) {
     unsigned done;
-    do {
-        asm volatile("{\n\t.reg .pred p;\n\t"
-                     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
-                     "selp.u32 %0, 1, 0, p;\n\t}"
-                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    do {  // what other blocks have done is seen past the first cache, which is emptied for it
+        if constexpr (FROM_OTHERS) TRY_WAIT("cluster");
+        else TRY_WAIT("cta");
     } while (!done);
 }
+#undef TRY_WAIT
 DEVICE void receive(int bytes, int exchange) {
     const unsigned barrier = address_of(shared_memory) + 8 * (exchange & 1), parity = exchange >> 1 & 1;
     if (threadIdx.x == 0)
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-    wait_for_barrier(barrier, parity);
+    wait_for_barrier<true>(barrier, parity);
 }
 DEVICE float from_lane_across(float x, int apart) { return __shfl_xor_sync(0xffffffffu, x, apart); }
 // Lanes hold neighbours in a row of a buffer: as many as fill 16 bytes put them together and share the receivers.
@@ -157,7 +159,7 @@ template <int QUADS> DEVICE void fetch_to_shared(Quad* to, const Quad* from, Arr
 }
 DEVICE void wait_for(const Arrival* arrival, unsigned parity) {
 #if __CUDA_ARCH__ >= 900
-    wait_for_barrier(address_of(arrival), parity);
+    wait_for_barrier<false>(address_of(arrival), parity);
 #endif
 }
 // Memory that this very block wrote, past the first cache, which has little room beside the shared memory.
