@@ -32,6 +32,7 @@ FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element
 SEND = 5e-4  # 16 bytes to every block
 READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from shared memory; one product for each lane
 TILE = 9e-4  # 16 x 8 sums on the tensor cores, over half a unit
+TENSOR_LAYER = 0.06  # and for a layer, what it takes until their sums are there
 QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and for a unit of the tensor cores
 SPLIT_PRODUCTS, SPLIT_MARGIN = 3, 1.25  # of one; a layout that splits, none of which was timed, has to promise more
 STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
@@ -330,6 +331,7 @@ def microseconds(shape: Shape, layout: Plan, blocks: int, backward: bool) -> flo
         finished = layout.rows * (inputs if backward else features) / 32  # warps' worth of elements
         layer_cost = spread.microseconds(sweep.kept[index]) + WARP * layout.warps + FINISH * finished
         layer_cost += ANOTHER * (-(-finished // layout.warps) - 1)
+        layer_cost += TENSOR_LAYER if layout.product in ON_TENSOR_CORES else 0
         exchanged = layout.rows * features * layout.cluster * size * (layer.gates if backward else 1)  # bytes
         if layout.cluster == 1:
             layer_cost += BARRIER
