@@ -207,6 +207,10 @@ def test_depth_pays_at_the_large_size_as_the_page_says(recorded):
     assert tests["DMU, n = 5", "large"] > tests["DMU, n = 2", "large"]
     behind = [tests[title, "large"] - best for title in ("LSTM", "GRU", "RHN, n = 5")]
     assert behind == pytest.approx([6, 10, -0.5], abs=0.4)
+    (half,) = [one for one in sys.modules["readme"].recorded("depth-study").rest if one.setting.lr == 0.0005]
+    valid = [math.exp(one.valid().mean) for one in (found["residual DMU, n = 10", "large"], half)]
+    assert half.title == "residual DMU, n = 10"
+    assert "0.001, than with half of it: {:.1f} against {:.1f} on validation".format(*valid) in page
     longer = found["residual DMU, n = 5", "long"]
     assert (longer.epochs, round(longer.seconds / 60)) == (150, 3)
     assert f"perplexity of {tests['residual DMU, n = 5', 'long']:.1f}, in three minutes" in page
