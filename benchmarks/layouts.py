@@ -5,7 +5,8 @@ python benchmarks/layouts.py deep-wide residual-5 --precision bfloat16 --layouts
 
 Shapes are those of ``dmu bench`` and the language models of ``dmu beyond depth --parts large``. Every layout is
 compiled, checked against the definition and timed as a CUDA graph, forward and backward sweep by themselves. The
-constants of ``deepmemory/ops/nvrtc/plan.py`` are chosen so that what is fastest here is what the plan takes.
+constants of ``plan.py`` and ``spread.py`` in ``deepmemory/ops/nvrtc`` are chosen so that what is fastest here is what
+the plan takes.
 """
 
 import argparse
@@ -33,7 +34,8 @@ from deepmemory.lab.writing import put
 from deepmemory.ops import nvrtc, plain
 from deepmemory.ops.layout import GATES
 from deepmemory.ops.nvrtc import compiler
-from deepmemory.ops.nvrtc.plan import EXACT, LOW, MANY_STEPS, Plan, Shape, microseconds, plans
+from deepmemory.ops.nvrtc.plan import MANY_STEPS, Plan, Shape, microseconds, plans
+from deepmemory.ops.nvrtc.spread import EXACT, LOW
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
 RESULTS = Path(__file__).parent / "results" / "layouts_h200.json"

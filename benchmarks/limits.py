@@ -31,8 +31,9 @@ from deepmemory.lab.records import git_commit, now
 from deepmemory.lab.writing import put
 from deepmemory.ops import nvrtc
 from deepmemory.ops.nvrtc import compiler
-from deepmemory.ops.nvrtc.plan import EXACT, FMA, LOW, MANY_STEPS, SPLIT, SPLIT_PRODUCTS, _slice, input_bytes, plans
+from deepmemory.ops.nvrtc.plan import MANY_STEPS, input_bytes, plans
 from deepmemory.ops.nvrtc.plan import Shape as KernelShape
+from deepmemory.ops.nvrtc.spread import EXACT, FMA, LOW, SPLIT, SPLIT_PRODUCTS, own_features
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "limits_h200.json"
@@ -93,7 +94,7 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
     at_once = device.multiprocessors // cluster if cluster == 1 or layout.team else device.clusters_at_once[cluster]
     sent: dict[int, int] = {}  # elements that a block sends to every block: how many exchanges of a step, both sweeps
     for _, features, gates in layer.layers():
-        own = layout.rows * _slice(features, cluster, layout.product, size)
+        own = layout.rows * own_features(features, cluster, layout.product, size)
         for elements in (own, gates * own):
             sent[elements] = sent.get(elements, 0) + 1
     weights = sum(inputs * features * gates for inputs, features, gates in layer.layers())

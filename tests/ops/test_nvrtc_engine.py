@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from deepmemory.ops import engines, hoisted, nvrtc, plain
 from deepmemory.ops.layout import delta_features, trace_features
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import EXACT, FMA, MMA, SPLIT, Plan, Shape, lane_tile, lay_out, layouts, plans, teams
+from deepmemory.ops.nvrtc.plan import Plan, Shape, lay_out, layouts, plans, teams
+from deepmemory.ops.nvrtc.spread import EXACT, FMA, MMA, SPLIT, lane_tile
 from deepmemory.ops.recurrence import Recurrence, Sequences, resets_of_sweep
 
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})

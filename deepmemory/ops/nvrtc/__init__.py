@@ -18,7 +18,8 @@ from torch import Tensor
 from deepmemory.ops import hoisted
 from deepmemory.ops.layout import delta_features, linear_layers, trace_features
 from deepmemory.ops.nvrtc import compiler, products
-from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, EXACT, FMA, LOW, MANY_STEPS, MOST_WARPS, Plan, Shape, plans
+from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, MANY_STEPS, MOST_WARPS, Plan, Shape, plans
+from deepmemory.ops.nvrtc.spread import EXACT, FMA, LOW
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 WIDEST = 2048  # a row of activations must fit into shared memory several times over

@@ -61,7 +61,7 @@ constexpr int slice(int f) {
 constexpr int all_slices(int f) { return CLUSTER * slice(f); }
 
 // Who finishes what: anybody anything, or (DIRECT) a warp what it has summed. It takes items, which are a group of features
-// with all gates and a part of the rows. `plan.py` counts the same.
+// with all gates and a part of the rows. `spread.py` counts the same.
 static_assert(!DIRECT || (CLUSTER == 1 && !TENSOR_CORES && LAYERS == STAGES));
 constexpr int SHARING = larger(1, DIRECT), SIDE_BY_SIDE = 32 / SHARING;  // lanes with the same features, and features in lanes
 constexpr int MOST_FEATURES_OF_LANE = 4;

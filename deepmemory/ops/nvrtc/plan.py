@@ -5,36 +5,39 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from deepmemory.ops.layout import GATES
+from deepmemory.ops.nvrtc.spread import (
+    FEW_WARPS,
+    FMA,
+    MMA,
+    ON_TENSOR_CORES,
+    PRODUCTS,
+    SPLIT,
+    Layer,
+    Spread,
+    own_features,
+    spread_of,
+)
 from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, FULL_LENGTH, Recurrence, Sequences
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# Exact float32 multiplications, tensor cores in the values' precision, and float32 from three products in TF32.
-FMA, MMA, SPLIT = "fma", "mma", "split"
-PRODUCTS = (FMA, MMA, SPLIT)
-ON_TENSOR_CORES = (MMA, SPLIT)
-EXACT, LOW = (FMA, SPLIT), (FMA, MMA)  # with the accuracy of float32, and with that of the values or of TF32
 
 CLUSTERS = (2, 3, 4, 5, 6, 7, 8, 16)  # 16 is Hopper's largest
 MOST_WARPS = 16  # of a block, which then has a multiprocessor to itself
 ROWS_OF_TILES = (4, 6, 8, 10, 12, 16, 24, 32)
 ROWS = {FMA: (1, 2, 3, 4, 5, 6, 8, 10, 12, 16), MMA: ROWS_OF_TILES, SPLIT: ROWS_OF_TILES}
-# What a step takes, in microseconds. READ and MULTIPLICATION are an H200's bandwidths; the others were chosen so that
-# the estimate ranks the layouts that were timed on one as they came out.
+# What a step takes beside its products (spread.py), in microseconds, chosen so that the estimate ranks the layouts that
+# were timed on an H200 as they came out.
 BARRIER, EXCHANGE, TEAM_EXCHANGE = 0.24, 0.49, 0.9  # a layer's fixed cost in one block, in a cluster, and in a team
 WARP = 7e-3  # and for each warp that takes part
 FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element for each lane; every further one
 SEND = 5e-4  # 16 bytes to every block
-READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from shared memory; one product for each lane
-TILE = 9e-4  # 16 x 8 sums on the tensor cores, over half a unit
-TENSOR_LAYER = 0.06  # and for a layer, what it takes until their sums are there
-QUAD, UNIT = 0.014, 0.05  # how long a warp waits for four inputs of a row, and for a unit of the tensor cores
-SPLIT_PRODUCTS, SPLIT_MARGIN = 3, 1.25  # of one; a layout that splits, none of which was timed, has to promise more
+TENSOR_LAYER = 0.06  # what it takes until the tensor cores' sums are there
+SPLIT_MARGIN = 1.25  # by which a layout that splits, none of which was timed, has to promise more
 STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
 # What teams read from the second cache in a microsecond: a block of its inputs, which are the same for all blocks of a
 # team; all blocks together of weights, which are not.
@@ -42,22 +45,20 @@ TEAM_INPUT_BYTES, TEAM_STREAMED_BYTES = 7.3e4, 8.6e6
 LOADED_WEIGHTS = 4e3  # that a block brings to the chip in a microsecond, when a sweep begins
 MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
 # The same where warps finish their own sums, chosen so that the estimate picks what was fastest, or within 4 % of it,
-# among the layouts that were timed. A layer's fixed cost, for each byte of a value, and for each warp;
-# and how long a warp waits for four inputs of a row, for their products with an output's weights, for such weights if
-# they are not in registers, and for a sum of another lane.
+# among the layouts that were timed. A layer's fixed cost, for each byte of a value, and for each warp; and how long a
+# warp waits for four weights of an output that are not in registers, and for a sum of another lane.
 DIRECT_LAYER, DIRECT_BYTE, DIRECT_WARP = 0.09, 0.023, 0.0148
-DIRECT_READ, DIRECT_PRODUCT, DIRECT_WEIGHTS, DIRECT_SHUFFLE = 3.3e-3, 7.1e-3, 0.031, 8.3e-3
+DIRECT_WEIGHTS, DIRECT_SHUFFLE = 0.031, 8.3e-3
 BARRIERS = 4  # floats of shared memory
 TEAM_BUFFERS = 16  # of a team's rows, in global memory
 TILE_OUTPUTS = 16  # of the tensor cores
-MOST_TILES = 4  # whose sums a lane of many warps has in registers, if they are of more than one tile of outputs
 ROW_FLOATS = 128  # of a row of 32 quads
 RESERVED = 1024  # bytes of shared memory that the system takes of every block
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
 # needs more for the rest. A block of fewer threads has more for each.
 REGISTER_FLOATS = {(FMA, "shallow"): 64, (FMA, "deep"): 32, (MMA, "shallow"): 48, (MMA, "deep"): 0}
 REGISTER_FLOATS |= {(SPLIT, "shallow"): 32, (SPLIT, "deep"): 0}
-FEW_WARPS, MANY_REGISTER_FLOATS = 8, 128
+MANY_REGISTER_FLOATS = 128
 WITH_SUMS = 96  # of one of many threads, for weights and sums of exact products together
 ELEMENT = 8  # and what it needs, on the tensor cores, for every further element that it finishes
 FEW_BLOCKS = 3  # of a cluster
@@ -66,21 +67,12 @@ SMALL, TINY = 4096, 12  # weights of a layer in all, and its widest part
 # Shared memory for weights on their way, where some are streamed: bytes at most, and of the room. Exact products read
 # so much from it that they do better without.
 AHEAD_BYTES, AHEAD_SHARE = {FMA: 0, MMA: 132_000, SPLIT: 132_000}, 0.75
-# Where warps finish their own sums: lanes that may share the inputs of an output; features of which a lane has sums at
-# once, gates not counted; of a thread's registers, those for weights, sums and elements, and what an element takes of
-# them, for every gate and for each of up to three stages.
-DIRECT_LANES, MOST_FEATURES_OF_LANE = (1, 2, 4, 8), 4
+# Where warps finish their own sums: lanes that may share the inputs of an output; of a thread's registers, those for
+# weights, sums and elements, and what an element takes of them, for every gate and for each of up to three stages.
+DIRECT_LANES = 1, 2, 4, 8
 DIRECT_REGISTERS, OF_ELEMENT, OF_GATE, OF_STAGE = 212, 8, 3, 6
 SLOT_ROWS = 8, 4, 2  # of 32 quads, in a slot of a warp: large ones are fetched faster
 HELD_ROWS = 4  # in a slot that a warp holds in registers, at most, where the layers that are streamed take one each
-
-
-class Layer(NamedTuple):
-    """A linear layer."""
-
-    inputs: int
-    features: int  # of the output, gates not counted
-    gates: int
 
 
 @dataclass(frozen=True)
@@ -259,7 +251,7 @@ def layouts(
     if FMA in products and all(repeat == 1 for _, repeat in shape.stages()):
         for direct, warps, rows in itertools.product(DIRECT_LANES, _direct_warps(shape), _rows(FMA, batch)):
             case = FMA, 4, rows, 1, warps
-            spreads = [_spread(layer, *case, back, direct) for layer in shape.layers() for back in (False, True)]
+            spreads = [spread_of(layer, *case, back, direct) for layer in shape.layers() for back in (False, True)]
             layout = lay_out(shape, FMA, rows, 1, warps, shared_limit, direct=direct)
             fits = max(layout.shared_bytes) <= shared_limit and _registers_left(shape, spreads) >= 0
             if fits and not layout.streams:
@@ -320,14 +312,14 @@ def microseconds(shape: Shape, layout: Plan, blocks: int, backward: bool) -> flo
     total = 0.0
     for index, (layer, repeat) in enumerate(shape.stages()):
         case = layout.product, size, layout.rows, layout.cluster, layout.warps, backward, layout.direct
-        spread = _spread(layer, *case)
+        spread = spread_of(layer, *case)
         if layout.direct:
             read = (spread.units_per_item - sweep.kept[index]) * spread.quads_kept_per_unit
             total += spread.units_per_item * spread.waiting + read * DIRECT_WEIGHTS + spread.shuffles * DIRECT_SHUFFLE
             total += DIRECT_LAYER + shape.value.itemsize * DIRECT_BYTE + layout.warps * DIRECT_WARP
             total += ANOTHER * (spread.elements - 1)
             continue
-        inputs, features = (_slice(width, layout.cluster, layout.product, size) for width in layer[:2])
+        inputs, features = (own_features(width, layout.cluster, layout.product, size) for width in layer[:2])
         finished = layout.rows * (inputs if backward else features) / 32  # warps' worth of elements
         layer_cost = spread.microseconds(sweep.kept[index]) + WARP * layout.warps + FINISH * finished
         layer_cost += ANOTHER * (-(-finished // layout.warps) - 1)
@@ -372,9 +364,9 @@ def lay_out(
     sweeps = []
     for backward in (False, True):
         stages = shape.stages()
-        spreads = [_spread(layer, product, size, rows, cluster, warps, backward, direct) for layer, _ in stages]
+        spreads = [spread_of(layer, product, size, rows, cluster, warps, backward, direct) for layer, _ in stages]
         row = max(
-            max(spread.padded_inputs, cluster * _slice(layer.inputs, cluster, product, size))
+            max(spread.padded_inputs, cluster * own_features(layer.inputs, cluster, product, size))
             for spread, (layer, _) in zip(spreads, stages, strict=True)
         )
         row_bytes = row * size
@@ -389,7 +381,8 @@ def lay_out(
         shared_memory = used, shared_limit, AHEAD_BYTES[product] if ring else 0
         floats = register_floats
         if floats is None:
-            elements = -(-rows * max(_slice(width, cluster, product, size) for width in shape.widths) // (32 * warps))
+            widest = max(own_features(width, cluster, product, size) for width in shape.widths)
+            elements = -(-rows * widest // (32 * warps))
             floats = _register_floats(shape, product, warps, spreads, elements)
             if direct:
                 floats = max(0, min(floats, _registers_left(shape, spreads)))
@@ -398,13 +391,13 @@ def lay_out(
             sweep = _place(spreads, stages, warps, 0, *shared_memory)
         if team:
             sent = [(layer.features, layer.gates) if backward else (layer.inputs, 1) for layer, _ in stages]
-            most = cluster * max(gates * _slice(width, cluster, product, size) for width, gates in sent)
+            most = cluster * max(gates * own_features(width, cluster, product, size) for width, gates in sent)
             sweep = replace(sweep, exchanged_quads=TEAM_BUFFERS * rows * most * size // 16)
         sweeps.append(sweep)
     return Plan(product, rows, cluster, warps, team, direct, *sweeps)
 
 
-def _register_floats(shape: Shape, product: str, warps: int, spreads: list[_Spread], elements: int) -> int:
+def _register_floats(shape: Shape, product: str, warps: int, spreads: list[Spread], elements: int) -> int:
     """Weights that a thread, which finishes so many elements of a layer, may keep in registers."""
     if product == FMA and warps <= FEW_WARPS:
         return MANY_REGISTER_FLOATS
@@ -414,7 +407,7 @@ def _register_floats(shape: Shape, product: str, warps: int, spreads: list[_Spre
     return max(0, floats - ELEMENT * (elements - 1)) if warps > FEW_WARPS else floats
 
 
-def _registers_left(shape: Shape, spreads: list[_Spread]) -> int:
+def _registers_left(shape: Shape, spreads: list[Spread]) -> int:
     """Registers of a thread for weights, where warps finish their own sums."""
     stages = shape.stages()
     element = OF_ELEMENT + OF_GATE * stages[-1][0].gates + OF_STAGE * min(len(stages), 3)
@@ -423,7 +416,7 @@ def _registers_left(shape: Shape, spreads: list[_Spread]) -> int:
 
 
 def _place(
-    spreads: list[_Spread],
+    spreads: list[Spread],
     stages: list[tuple[Layer, int]],
     warps: int,
     register_floats: int,
@@ -475,7 +468,7 @@ def _place(
 
 
 def _fill(
-    spreads: list[_Spread], stages: list[tuple[Layer, int]], register_floats: int, room: int
+    spreads: list[Spread], stages: list[tuple[Layer, int]], register_floats: int, room: int
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     """Units of each stage in registers, in shared memory and streamed, and the floats of shared memory they take."""
     registers, used = register_floats // 4, 0
@@ -490,179 +483,3 @@ def _fill(
         used += shared[-1] * floats
         streamed.append(units - kept[-1] - shared[-1])
     return tuple(kept), tuple(shared), tuple(streamed), used
-
-
-@dataclass(frozen=True)
-class _Spread:
-    """Who multiplies what, as ``Spread`` in ``panels.cuh`` has it."""
-
-    row_groups: int
-    at_once: int
-    units_per_item: int
-    slices: int
-    items: int
-    unit: int  # inputs
-    padded_outputs: int
-    quads_of_unit: int  # of weights, for all items
-    quads_kept_per_unit: int  # of registers, for each lane
-    sums: int  # floats
-    summed: int  # floats, with those of rows that do not exist, which estimates were made with
-    reads: int  # of a warp for one unit: four words for each lane, of its rows'
-    weight_reads: int  # and of its outputs' weights
-    multiplying: float  # microseconds that one unit of an item keeps a multiprocessor busy
-    waiting: float = 0.0  # that a warp waits for one
-    # Where warps finish their own sums:
-    elements: int = 0  # of a thread,
-    own_sums: int = 0  # of which it has parts,
-    shuffles: int = 0  # and which it gets from other lanes
-
-    @property
-    def padded_inputs(self) -> int:
-        return self.slices * self.units_per_item * self.unit
-
-    @property
-    def rows_of_unit(self) -> int:
-        """Rows of 32 quads that a warp streams for one unit of an item."""
-        return -(-self.quads_of_unit // self.items // 32)
-
-    def microseconds(self, kept: int) -> float:
-        """Estimated time of all products of a block, with ``kept`` units in registers."""
-        reads = self.units_per_item * (self.reads + self.weight_reads) - kept * self.weight_reads
-        busy = self.items * max(reads * READ, self.units_per_item * self.multiplying)
-        return max(busy, self.units_per_item * self.waiting) + 2 * self.summed / 128 * READ
-
-
-def _slice(features: int, cluster: int, product: str, size: int) -> int:
-    """Features that a block owns; what blocks send one another goes in 16 bytes."""
-    together = 16 // size
-    return features if cluster == 1 and product == FMA else -(-features // (cluster * together)) * together
-
-
-def _spread(
-    layer: Layer, product: str, size: int, rows: int, cluster: int, warps: int, backward: bool, direct: int
-) -> _Spread:
-    if direct:
-        return _direct(layer, rows, warps, backward, direct)
-    inputs, outputs = (_slice(features, cluster, product, size) for features in layer[:2])
-    if backward:
-        ins, outs = layer.gates * cluster * outputs, inputs
-    else:
-        ins, outs = layer.inputs, layer.gates * outputs
-    if product == FMA:
-        return _lanes(ins, outs, rows, warps)
-    return _tiles(ins, outs, size, rows, warps, SPLIT_PRODUCTS if product == SPLIT else 1)
-
-
-def _cut(units: int, groups: int, warps: int) -> tuple[int, int]:
-    """Units that a warp takes at once, and how many slices of them there are."""
-    per_item = -(-units // max(1, min(warps // groups, units)))
-    return per_item, -(-units // per_item)
-
-
-def _lanes(ins: int, outs: int, rows: int, warps: int) -> _Spread:
-    row_groups, per_lane = lane_tile(outs, rows)
-    lanes = 32 // row_groups
-    groups = -(-outs // (lanes * per_lane))
-    per_item, slices = _cut(-(-ins // 4), groups, warps)
-    padded_outputs, rows_per_lane = groups * lanes * per_lane, rows // row_groups
-    return _Spread(
-        row_groups,
-        per_lane,
-        per_item,
-        slices,
-        groups * slices,
-        4,
-        padded_outputs,
-        slices * padded_outputs,
-        -(-groups * slices // warps) * per_lane,
-        slices * rows * padded_outputs,
-        slices * rows * padded_outputs,
-        rows_per_lane,
-        per_lane,
-        4 * rows_per_lane * per_lane * MULTIPLICATION,
-        QUAD * rows_per_lane,
-    )
-
-
-def _tiles(ins: int, outs: int, size: int, rows: int, warps: int, products: int) -> _Spread:
-    unit, row_tiles = 64 // size, -(-rows // 8)
-    spreads = []
-    for at_once in (1, 2, 4):
-        if at_once * row_tiles > MOST_TILES and at_once > 1 and warps > FEW_WARPS:
-            break
-        groups = -(-outs // (16 * at_once))
-        per_item, slices = _cut(-(-ins // unit), groups, warps)
-        spreads.append(
-            _Spread(
-                1,
-                at_once,
-                per_item,
-                slices,
-                groups * slices,
-                unit,
-                16 * groups * at_once,
-                groups * slices * 2 * at_once * 32,
-                -(-groups * slices // warps) * 2 * at_once,
-                slices * rows * (16 * groups * at_once + 4),
-                slices * 8 * row_tiles * (16 * groups * at_once + 4),
-                row_tiles,
-                2 * at_once,
-                2 * at_once * row_tiles * TILE * (1 if size == 2 else 2) * products,
-                UNIT * products,
-            )
-        )
-    return min(spreads, key=lambda spread: spread.microseconds(0))
-
-
-def _direct(layer: Layer, rows: int, warps: int, backward: bool, direct: int) -> _Spread:
-    """Items of some features with all gates, all inputs and a part of the rows, as ``layout.cuh`` has them."""
-    ins, features, gates = layer.inputs, layer.features, layer.gates
-    if backward:
-        ins, features, gates = gates * features, ins, 1
-    side_by_side, unit = 32 // direct, 4 * direct
-    of_lane = min(-(-features // (side_by_side * warps)), MOST_FEATURES_OF_LANE)
-    groups = -(-features // (side_by_side * of_lane))
-    parts = max(n for n in range(1, rows + 1) if n == 1 or (rows % n == 0 and groups * n <= warps))
-    rows_of_item, at_once = rows // parts, gates * of_lane
-    items_of_warp, summed = -(-groups * parts // warps), of_lane * rows_of_item
-    halved = [-(-summed // 2**n) for n in range(1, direct.bit_length())]  # until each lane has its own
-    return _Spread(
-        1,
-        at_once,
-        -(-ins // unit),
-        1,
-        groups * parts,
-        unit,
-        groups * side_by_side * at_once,
-        groups * at_once * 32,
-        items_of_warp * at_once,
-        0,
-        0,
-        rows_of_item,
-        at_once,
-        4 * at_once * rows_of_item * MULTIPLICATION,
-        items_of_warp * rows_of_item * (DIRECT_READ + at_once * DIRECT_PRODUCT),
-        items_of_warp * -(-summed // direct),
-        gates * summed,
-        items_of_warp * gates * sum(halved),
-    )
-
-
-def lane_tile(outputs: int, rows: int) -> tuple[int, int]:
-    """Groups of lanes that share the rows, and outputs of a lane.
-
-    Reading from shared memory is what limits a product, so a lane should have outputs and rows in like numbers, as long
-    as padding stays under a third. Groups hold the same weights, and fewer of them in registers: they have to save a
-    quarter of the reads.
-    """
-    tight, fewest, best = -(-outputs // 32) * 32, 2**30, (1, 1)
-    for row_groups in (1, 2, 4):
-        enough = fewest if row_groups == 1 else fewest * 3 // 4
-        for per_lane in (1, 2, 3, 4):
-            side_by_side = 32 // row_groups * per_lane
-            groups = -(-outputs // side_by_side)
-            reads = groups * (per_lane + rows // row_groups)
-            fits = rows % row_groups == 0 and groups * side_by_side * 3 < 4 * tight
-            if fits and reads <= enough and reads < fewest:
-                fewest, best = reads, (row_groups, per_lane)
-    return best
