@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from ops.hopper import HOPPER
 
 from deepmemory.ops import nvrtc
 from deepmemory.ops.nvrtc.plan import plans
 from deepmemory.ops.nvrtc.spread import EXACT, LOW
 
 ROOT = Path(__file__).parent.parent
-HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})
 
 
 @pytest.fixture
