@@ -33,7 +33,7 @@ from deepmemory.ops import nvrtc
 from deepmemory.ops.nvrtc import compiler
 from deepmemory.ops.nvrtc.plan import MANY_STEPS, input_bytes, plans
 from deepmemory.ops.nvrtc.plan import Shape as KernelShape
-from deepmemory.ops.nvrtc.spread import EXACT, FMA, LOW, SPLIT, SPLIT_PRODUCTS, own_features
+from deepmemory.ops.nvrtc.spread import FMA, LOW, own_features
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "limits_h200.json"
@@ -86,7 +86,7 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
     value = torch.bfloat16 if precision == "bfloat16" else torch.float32
     widths = (*shape.transition, shape.hidden_size)
     layer = KernelShape("dmu", "leaky_relu", shape.hidden_size, widths, value)
-    products = EXACT if precision == "float32" else LOW
+    products = (FMA,) if precision == "float32" else LOW
     steps = 1 if shape.steps == 1 else MANY_STEPS
     layout = plans(layer, products, 1, shape.batch, *device[1:], steps)[0]
     cluster, size = layout.cluster, input_bytes(layer, layout.product)
@@ -100,13 +100,12 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
     weights = sum(inputs * features * gates for inputs, features, gates in layer.layers())
     of_x = shape.input_size * widths[0] * (2 if len(widths) == 1 else 1)
     rows = layout.rows if layout.product == FMA else -(-layout.rows // 8) * 8  # as the tensor cores take them
-    times = SPLIT_PRODUCTS if layout.product == SPLIT else 1
     return {
         "shape": shape.name,
         "precision": precision,
         "steps": shape.steps,
         "layers": len(widths),
-        "sweep_product": {FMA: FMA, SPLIT: "tf32"}.get(layout.product, precision),
+        "sweep_product": layout.product if layout.product == FMA else precision,
         "rows": layout.rows,
         "cluster": cluster,
         "team": layout.team,
@@ -117,7 +116,7 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
         "sent": sorted(sent.items()) if cluster > 1 and not layout.team else [],
         "weight_bytes": 4 * weights,
         "streamed_bytes": [16 * sweep.streamed_quads for sweep in (layout.forward, layout.backward)],  # of a block
-        "sweep_products": times * 2 * rows * weights // cluster,  # of a block, in one step, both sweeps
+        "sweep_products": 2 * rows * weights // cluster,  # of a block, in one step, both sweeps
         # W_x X, the gradients of x, of W_x and of all other weights
         "other_products": shape.steps * shape.batch * (3 * of_x + weights),
     }

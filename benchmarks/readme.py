@@ -141,7 +141,7 @@ def other_models() -> str:
     return (
         f"GRU: {small['gru', 1]}, LSTM: {small['lstm', 1]}. With 23 million weights, one run each, residual DMUs have "
         f"{scores};\nRHN, n = 5, {large['rhn', 5]}; GRU {large['gru', 1]}; LSTM {large['lstm', 1]}. "
-        f"After three times as many epochs, residual DMU, n = 5: {long['residual', 5]}."
+        f"Longer training, residual DMU, n = 5: {long['residual', 5]}."
     )
 
 

@@ -197,6 +197,9 @@ def test_depth_pays_at_the_large_size_as_the_page_says(recorded):
     page = (DOCS / "depth-and-rate.md").read_text()
     found = {key: one for key, one in recorded("depth-study").items() if one.part in ("large", "long")}
     tests = {key: math.exp(one.test().mean) for key, one in found.items()}
+    trials = json.loads((DOCS / "depth-study" / "search.json").read_text())["trials"]
+    searched = [trial["kind"] for trial in trials if trial.get("size") == "large" and trial["depth"] == 5]
+    assert searched == ["residual"] * 12  # "twelve trials"
     deeper = ["DMU, n = 1", "DMU, n = 2", "residual DMU, n = 3", "residual DMU, n = 5"]
     scores = [tests[title, "large"] for title in deeper]
     assert scores == sorted(scores, reverse=True)

@@ -4,14 +4,16 @@ import pytest
 import torch
 from ops.hopper import HOPPER
 
+from deepmemory.ops import nvrtc
 from deepmemory.ops.nvrtc.plan import Shape, lay_out, layouts, plans, teams
-from deepmemory.ops.nvrtc.spread import EXACT, FMA, MMA, SPLIT, lane_tile
+from deepmemory.ops.nvrtc.spread import FMA, MMA, SPLIT, lane_tile
 
 
-def test_float32_is_split_where_that_promises_much():
-    wide, narrow = (Shape("dmu", "tanh", width, (width, width)) for width in (768, 64))
-    assert plans(wide, EXACT, 1, 16, *HOPPER[1:])[0].product == SPLIT
-    assert plans(narrow, EXACT, 1, 16, *HOPPER[1:])[0].product == FMA
+def test_the_engine_does_not_split_float32_by_itself(monkeypatch):
+    monkeypatch.setattr(nvrtc, "_device", lambda index: HOPPER)
+    shape = Shape("dmu", "tanh", 830, (830,) * 10)
+    exact, in_tf32 = (nvrtc._layout(shape, exact, 1, 20, False, 0) for exact in (True, False))
+    assert (exact.product, in_tf32.product) == (FMA, MMA)
 
 
 def test_layers_with_direct_sums_are_small_and_not_deep():
@@ -34,7 +36,7 @@ def test_layers_with_direct_sums_are_small_and_not_deep():
     ("d", "hidden"), [(5, [5]), (128, []), (136, [136] * 9), (200, [340]), (512, [1024]), (1024, [1024])]
 )
 @pytest.mark.parametrize("runs", [1, 51])
-@pytest.mark.parametrize("products", [(FMA,), (MMA,)])
+@pytest.mark.parametrize("products", [(FMA,), (MMA,), (SPLIT,)])
 def test_every_plan_fits_the_chip(d, hidden, products, runs):
     shape = Shape("dmu", "leaky_relu", d, (*hidden, d))
     layout = plans(shape, products, runs, 32, *HOPPER[1:])[0]

@@ -37,7 +37,6 @@ WARP = 7e-3  # and for each warp that takes part
 FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element for each lane; every further one
 SEND = 5e-4  # 16 bytes to every block
 TENSOR_LAYER = 0.06  # what it takes until the tensor cores' sums are there
-SPLIT_MARGIN = 1.25  # by which a layout that splits, none of which was timed, has to promise more
 STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
 # What teams read from the second cache in a microsecond: a block of its inputs, which are the same for all blocks of a
 # team; all blocks together of weights, which are not.
@@ -280,7 +279,6 @@ def _of_sweeps(shape: Shape, layout: Plan, runs: int, batch: int, steps: int) ->
     weights = sum(layer.inputs * layer.features * layer.gates for layer in shape.layers())
     blocks = runs * -(-batch // layout.rows) * layout.cluster
     of_steps = steps * sum(microseconds(shape, layout, blocks, backward) for backward in (False, True))
-    of_steps *= SPLIT_MARGIN if layout.product == SPLIT else 1
     return of_steps + 2 * weights / layout.cluster / LOADED_WEIGHTS
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 FMA, MMA, SPLIT = "fma", "mma", "split"
 PRODUCTS = (FMA, MMA, SPLIT)
 ON_TENSOR_CORES = (MMA, SPLIT)
-EXACT, LOW = (FMA, SPLIT), (FMA, MMA)  # with the accuracy of float32, and with that of the values or of TF32
+LOW = (FMA, MMA)  # that the engine takes where the precision of the values, or of TF32, will do
 
 FEW_WARPS = 8  # of a block, at most
 MOST_TILES = 4  # whose sums a lane of many warps has in registers, if they are of more than one tile of outputs
