@@ -406,7 +406,9 @@ class Launcher:
     address: str | None = option(
         None, "ray: address of the cluster, or auto; left out: Ray on this machine alone", LAUNCHING
     )
-    group: int = option(0, "ray: runs per task at most; 0 for all on a GPU and 16 per CPU", LAUNCHING, least=0)
+    group: int = option(
+        0, "ray: runs per task at most; 0 for all on a GPU and 16 per CPU, or one large network", LAUNCHING, least=0
+    )
     cpus: float = option(1.0, "ray: CPUs per task", LAUNCHING, least=0)
     gpus: float = option(
         0.0, "ray: GPUs per task, 0.5 for two tasks on one; 0 for one with --device cuda", LAUNCHING, least=0

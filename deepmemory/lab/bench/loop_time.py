@@ -77,7 +77,7 @@ def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
         adam.step()
         seconds.append(clock(device) - started)
         feed.carry(tree_map(lambda t: t.detach(), output))
-    name = " ".join(StudyProgress(setting, wanted=1).label)
+    name = " ".join(StudyProgress(setting, [0]).label)
     return LoopTime(key_of(setting), name, statistics.median(seconds[1:] or seconds), len(shapes))
 
 

@@ -26,7 +26,7 @@ TaskName = Annotated[str, typer.Argument(help=Setting.__dataclass_fields__["task
 CellName = Annotated[
     str, typer.Option(help=f"{Setting.__dataclass_fields__['cell'].metadata['help']}, or dmu-c, the paper's DMU-C")
 ]
-Runs = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="runs per cell, trained side by side")]
+Runs = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="runs per cell, side by side unless one fills a GPU")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="seed of the first run; the others count up from it")]
 Quick = Annotated[bool, typer.Option("--quick", help="a small DMU that trains in about two minutes on a CPU")]
 Assignments = Annotated[

@@ -119,7 +119,7 @@ def beyond(
     quick: Annotated[bool, typer.Option("--quick", help="a few small studies that train in minutes on a CPU")] = False,
     runs: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_RUNS, help="runs per study, side by side; default: the experiment's"),
+        typer.Option(min=1, max=MOST_RUNS, help="runs per study; default: the experiment's"),
     ] = None,
     seed: Seed = 0,
     assignments: Assignments = None,

@@ -30,6 +30,7 @@ from deepmemory.lab.training import loop
 from deepmemory.lab.training.group import checkpoint_of, fresh_group, group_from_checkpoint
 from deepmemory.lab.training.loop import Epoch
 from deepmemory.lab.training.progress import Display
+from deepmemory.lab.training.stacks import is_large
 from deepmemory.lab.training.studies import (
     RUNS_PER_THREAD,
     CheckpointSchedule,
@@ -135,7 +136,7 @@ def run_on_ray(
                 locks.enter_context(records.lock(setting, display.say))
                 known = {run.seed: run for run in recorded_runs(records, setting)}
                 display.begin(setting, list(known.values()))
-                jobs += divide(records, setting, seeds, known, group_size(launcher, len(seeds)), display.say)
+                jobs += divide(records, setting, seeds, known, group_size(launcher, setting, len(seeds)), display.say)
                 if not any(job.setting is setting for job in jobs):
                     display.end(setting, recorded_runs(records, setting))
             driver = Driver(jobs, records=records, machine=machine, launcher=launcher, display=display, track=track)
@@ -180,9 +181,13 @@ def listening_on_loopback() -> Iterator[None]:
         constants.ENABLE_RAY_CLUSTER = clusters
 
 
-def group_size(launcher: Launcher, runs: int) -> int:
-    """Runs per group: a GPU trains all runs in about the time of one, a CPU as many as a thread is worth."""
-    return launcher.group or (runs if launcher.gpus else max(1, round(launcher.cpus)) * RUNS_PER_THREAD)
+def group_size(launcher: Launcher, setting: Setting, runs: int) -> int:
+    """Runs per group, unless the user has chosen: see :mod:`deepmemory.lab.training.stacks`.
+
+    A GPU trains all runs of a small network in about the time of one, a CPU as many as a thread is worth.
+    """
+    most = runs if launcher.gpus else max(1, round(launcher.cpus)) * RUNS_PER_THREAD
+    return launcher.group or (1 if is_large(setting) else most)
 
 
 def divide(
@@ -297,11 +302,13 @@ class Driver:
                 self.display.end(job.setting, recorded_runs(self.records, job.setting))
 
     def show(self, job: Job, epoch: Epoch) -> None:
-        """Show the groups of a study as one: the epoch of the slowest, the values of all runs."""
+        """Show the groups of a study that train as one: the epoch of the slowest, the values of all their runs."""
         group = [other for other in self.jobs if other.setting is job.setting and not other.ended]
         values = self.latest.setdefault(job.setting.key, {})
         values |= epoch.values
-        whole = Epoch(min(other.epoch for other in group) or epoch.number, dict(values), epoch.seconds)
+        training = {seed: values[seed] for other in group for seed in other.seeds if seed in values}
+        slowest = min(other.epoch for other in group if other.epoch)
+        whole = Epoch(slowest, training, epoch.seconds)
         self.display.epoch(job.setting, whole, sum(other.training for other in group))
 
     def should_retry(self, job: Job, error: Exception) -> bool:

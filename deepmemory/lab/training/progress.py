@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from deepmemory.lab.beyond.models import kind_of as kind_beyond
 from deepmemory.lab.paper import depth_of
 from deepmemory.lab.paper import kind_of as kind_in_paper
-from deepmemory.lab.records import Run
+from deepmemory.lab.records import DIVERGED, REACHED, Run
 from deepmemory.lab.settings import PAPER_TASKS, SYNTHETIC, THRESHOLDS, Setting, threshold_label
 from deepmemory.lab.tasks import FORMATS, TASK_CLASSES, chance_level
+from deepmemory.lab.training.stacks import is_large
 
 if TYPE_CHECKING:
     from deepmemory.lab.training.loop import Epoch
@@ -51,7 +52,7 @@ class StudyProgress:
     """How far one study has come."""
 
     setting: Setting
-    wanted: int  # runs
+    seeds: Sequence[int]  # of the runs that are wanted
     under: list[set[int]] = field(default_factory=lambda: [set() for _ in THRESHOLDS])  # seeds, for each threshold
     epoch: int = 0
     training: int = 0
@@ -60,10 +61,18 @@ class StudyProgress:
     seconds: float = 0.0
     epochs_timed: int = 0
     finished: bool = False
+    trained: dict[int, int] = field(default_factory=dict)  # epochs by seed; all of them where a run has ended
+    stack: set[int] = field(default_factory=set)  # seeds of the last epoch
+
+    @property
+    def wanted(self) -> int:
+        """The number of runs."""
+        return len(self.seeds)
 
     def add_recorded(self, runs: Sequence[Run]) -> None:
         """Take over what is recorded."""
         for run in runs:
+            self.trained[run.seed] = self.setting.epochs if run.state in (REACHED, DIVERGED) else run.epochs
             for seeds, first in zip(self.under, run.first_under, strict=False):
                 if first is not None:
                     seeds.add(run.seed)
@@ -72,6 +81,9 @@ class StudyProgress:
 
     def add_epoch(self, epoch: Epoch, training: int) -> None:
         """Add the numbers of one epoch."""
+        self.trained |= dict.fromkeys(self.stack - epoch.values.keys(), self.setting.epochs)
+        self.trained |= dict.fromkeys(epoch.values, epoch.number if training else self.setting.epochs)
+        self.stack = set(epoch.values)
         for seed, values in epoch.values.items():
             for seeds, threshold in zip(self.under, THRESHOLDS, strict=True):
                 if values["valid_loss"] < threshold:
@@ -153,12 +165,18 @@ class StudyProgress:
         """Epochs per second, all runs of a group together."""
         return self.epochs_timed / self.seconds if self.seconds else 0.0
 
+    @property
+    def epochs_left(self) -> int:
+        """Epochs left in all stacks, if no run stops early; runs side by side have come equally far."""
+        left = [max(0, self.setting.epochs - self.trained.get(seed, 0)) for seed in self.seeds]
+        return sum(left if is_large(self.setting) else set(left))
+
     def seconds_left(self, typical_rate: float) -> float:
         """Seconds left at the rate so far, if no run stops early; nan while no rate is known."""
         rate = self.rate or typical_rate
         if self.finished:
             return 0.0
-        return (self.setting.epochs - self.epoch) / rate if rate else math.nan
+        return self.epochs_left / rate if rate else math.nan
 
 
 class PlannedStudies:
@@ -171,7 +189,7 @@ class PlannedStudies:
     def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
         """See :class:`Display`."""
         self.at_once = at_once
-        self.studies = {setting.key: StudyProgress(setting, len(seeds)) for setting in settings}
+        self.studies = {setting.key: StudyProgress(setting, seeds) for setting in settings}
 
     def begin(self, setting: Setting, known: Sequence[Run]) -> None:
         """See :class:`Display`."""

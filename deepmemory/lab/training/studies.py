@@ -31,6 +31,7 @@ from deepmemory.lab.training import distributed, loop
 from deepmemory.lab.training.group import Group, checkpoint_of, fresh_group, group_from_checkpoint
 from deepmemory.lab.training.loop import Epoch
 from deepmemory.lab.training.progress import Display
+from deepmemory.lab.training.stacks import stacks
 from deepmemory.lab.training.trainer import Trainer, make_trainer, open_fabric
 
 RUNS_PER_THREAD = 16
@@ -109,11 +110,11 @@ def run_study(records: Records, setting: Setting, seeds: Sequence[int], machine:
             torch.set_num_threads(machine.threads or fitting_threads(group))
             train_group(study, group, path)
         missing = finish_recorded(records, setting, missing, display.say)
-        if missing:
-            if lost := [seed for seed in missing if seed in known]:
-                display.say(f"{setting.task} {setting.cell}: no checkpoint for seeds {lost}; they start again")
-            group = fresh_group(trainer, missing)
-            path = records.checkpoint_folder(setting) / f"runs-{min(missing)}.safetensors"
+        if lost := [seed for seed in missing if seed in known]:
+            display.say(f"{setting.task} {setting.cell}: no checkpoint for seeds {lost}; they start again")
+        for stack in stacks(setting, missing):
+            group = fresh_group(trainer, stack)
+            path = records.checkpoint_folder(setting) / f"runs-{min(stack)}.safetensors"
             torch.set_num_threads(machine.threads or fitting_threads(group))
             train_group(study, group, path)
     send_group(trainer, None)

@@ -7,7 +7,9 @@ import pytest
 from lab.made_studies import made
 
 from deepmemory.lab import paper
-from deepmemory.lab.report.results.stats import welch
+from deepmemory.lab.beyond import depth
+from deepmemory.lab.records import Study
+from deepmemory.lab.report.results.stats import seconds_by_session, welch
 from deepmemory.lab.report.results.table_claims import RULES, judge, printed_scores, table_verdicts
 from deepmemory.lab.report.results.tables import (
     Experiment,
@@ -132,7 +134,14 @@ def test_accuracies_are_better_when_they_are_high():
 def test_seconds_of_runs_that_trained_side_by_side_count_once():
     study = made(LANGUAGE, [100.0] * 3)
     later = [replace(run, seed=run.seed + 3, session=2, seconds=5.0) for run in study.runs]
-    assert study_result(replace(study, runs=study.runs + tuple(later))).seconds_by_session == {1: 60.0, 2: 5.0}
+    assert seconds_by_session(replace(study, runs=study.runs + tuple(later))) == {1: 60.0, 2: 5.0}
+
+
+def test_seconds_of_large_networks_that_trained_one_after_another_are_added():
+    (run,) = made(LANGUAGE, [100.0]).runs
+    times = [(1, 60.0), (1, 70.0), (2, 80.0), (2, 80.0)]  # the last two in one stack
+    runs = [replace(run, seed=seed, session=session, seconds=took) for seed, (session, took) in enumerate(times)]
+    assert seconds_by_session(Study(depth.setting("lstm"), (), (), tuple(runs))) == {1: 130.0, 2: 80.0}
 
 
 def test_every_setting_of_the_paper_has_its_row():

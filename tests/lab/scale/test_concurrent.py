@@ -200,7 +200,7 @@ def test_time_left_counts_that_studies_run_at_the_same_time():
     display = Recorder()
     display.plan([DMU, GRU, RNN], SEEDS, 3)
     for study in display.studies.values():
-        study.epoch, study.seconds, study.epochs_timed = 1, 10.0, 1
+        study.trained, study.seconds, study.epochs_timed = dict.fromkeys(SEEDS, 1), 10.0, 1
     assert display.seconds_left() == pytest.approx(20)
     display.at_once = 1
     assert display.seconds_left() == pytest.approx(60)

@@ -20,6 +20,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from deepmemory.lab import cli, paper
+from deepmemory.lab.beyond import depth
 from deepmemory.lab.records import RUNNING, SPENT, Records
 from deepmemory.lab.scale import ray_cluster
 from deepmemory.lab.scale.ray_cluster import Driver, EpochFinished, divide, group_size, run_on_ray
@@ -212,12 +213,18 @@ def test_runs_whose_last_epoch_is_recorded_are_not_handed_out(tmp_path):
 
 def test_groups_are_even_and_a_gpu_takes_all(tmp_path):
     records = Records(tmp_path, write=True)
-    jobs = divide(records, TINY, range(51), {}, group_size(Launcher("ray"), 51), print)
+    jobs = divide(records, TINY, range(51), {}, group_size(Launcher("ray"), TINY, 51), print)
     assert sorted(len(job.seeds) for job in jobs) == [12, 13, 13, 13]
     assert sorted(seed for job in jobs for seed in job.seeds) == list(range(51))
     assert len({job.path for job in jobs}) == 4
-    assert len(divide(records, TINY, range(51), {}, group_size(Launcher("ray", gpus=1), 51), print)) == 1
+    assert len(divide(records, TINY, range(51), {}, group_size(Launcher("ray", gpus=1), TINY, 51), print)) == 1
     records.close()
+
+
+def test_large_networks_have_a_group_for_each_run_unless_groups_are_chosen():
+    large = depth.setting("lstm")
+    assert [group_size(Launcher("ray", gpus=gpus), large, 3) for gpus in (0, 1)] == [1, 1]
+    assert group_size(Launcher("ray", gpus=1, group=2), large, 3) == 2
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999"])

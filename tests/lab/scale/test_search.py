@@ -27,10 +27,11 @@ pytest.importorskip("optuna", reason="the search needs Optuna: pip install 'deep
 from optuna.trial import TrialState
 
 from deepmemory.lab import cli
+from deepmemory.lab.records import Records
 from deepmemory.lab.scale.search import SPACES, Range, parse_space, results, run, searches_in, storage, trials
 from deepmemory.lab.scale.search.space import grid_points
 from deepmemory.lab.settings import Machine, Setting, change
-from deepmemory.lab.training import loop
+from deepmemory.lab.training import loop, stacks
 from deepmemory.lab.training.progress import PlainLines
 
 ROOT = Path(__file__).parents[3]
@@ -46,8 +47,8 @@ LR = parse_space("lr=log:1e-3..1e-1")
 @pytest.fixture
 def search(tmp_path):
     def search(space=LR, out="out", **options):
-        where = {"out": tmp_path / out, "machine": CPU, "display": PlainLines()}
-        return run.run_search(TINY, space, seeds=[0], **where, **options)
+        usual = {"seeds": [0], "out": tmp_path / out, "machine": CPU, "display": PlainLines()}
+        return run.run_search(TINY, space, **usual | options)
 
     search.out = tmp_path / "out"
     return search
@@ -164,6 +165,35 @@ def test_bad_trials_are_stopped_early(search, monkeypatch):
     assert states[0.015] == (TrialState.COMPLETE, 2)
     assert study.best_value == pytest.approx(0.01)
     assert [row["lr"] for row in results.table(study)][-1] == "0.9"
+
+
+def test_of_large_networks_the_first_run_reports_and_may_be_stopped(search, monkeypatch):
+    monkeypatch.setattr(stacks, "LARGE_NETWORK", 1)
+    losing(monkeypatch, lambda lr: lr)
+    study = search(parse_space("lr=0.01|0.02|0.03|0.04|0.05|0.9"), sampler="grid", seeds=[0, 1])
+    for trial in study.get_trials():
+        lr = float(trial.params["lr"])
+        state, epochs = (TrialState.PRUNED, [1]) if lr == 0.9 else (TrialState.COMPLETE, [1, 2])
+        assert (trial.state, trial.value) == (state, pytest.approx(lr))
+        assert trial.intermediate_values == pytest.approx(dict.fromkeys(epochs, lr))
+
+
+def test_a_trial_of_large_networks_is_worth_the_median_of_its_runs(search, monkeypatch):
+    monkeypatch.setattr(stacks, "LARGE_NETWORK", 1)
+    together, train = [], loop.train
+
+    def of_one(trainer, group):
+        together.append(len(group.seeds))
+        return train(trainer, group)
+
+    monkeypatch.setattr(loop, "train", of_one)
+    study = search(sampler="random", trials=2, seeds=[0, 1, 2], pruner="none")
+    assert together == [1] * 6
+    with Records(search.out / "sweeps" / study.study_name) as records:
+        for trial in study.get_trials():
+            curves = [one.curves["valid_loss"] for one in records.study(trial.user_attrs["study"]).runs]
+            assert trial.value == pytest.approx(sorted(map(min, curves))[1])
+            assert trial.intermediate_values == pytest.approx({1: curves[0][0], 2: min(curves[0])})
 
 
 def test_a_trial_whose_loss_is_no_number_is_the_worst(search, monkeypatch):

@@ -74,7 +74,7 @@ def test_a_run_beside_others_follows_the_run_alone(task):
 @pytest.mark.usefixtures("made_data")
 @pytest.mark.parametrize("task", TASKS)
 def test_it_learns(task):
-    setting = small(task, epochs=20, lr=0.02, gamma=1.0, hidden=(12,))
+    setting = small(task, epochs=30, gamma=1.0, hidden=(12,))  # twelve seeds learn it
     trainer, _, epochs = train_all(setting, [0])
     first, last = epochs[0].values[0], epochs[-1].values[0]
     assert last["train_loss"] < 0.6 * first["train_loss"]

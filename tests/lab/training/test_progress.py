@@ -9,8 +9,10 @@ from lab.made_studies import made
 from rich.console import Console
 
 from deepmemory.lab import paper
+from deepmemory.lab.beyond import depth
+from deepmemory.lab.records import DIVERGED, RUNNING
 from deepmemory.lab.training.loop import Epoch
-from deepmemory.lab.training.progress import JsonLines, LiveTable, PlainLines
+from deepmemory.lab.training.progress import JsonLines, LiveTable, PlainLines, PlannedStudies
 
 DMU_C = replace(paper.setting("translation", "dmu-c", 5), language="german")
 
@@ -76,6 +78,47 @@ def test_json_names_cell_depth_and_part(capsys):
     assert told["chance"] == 109.12
     assert told["seconds_left"] == 98.0
     assert "under" not in told
+
+
+LARGE, LONGER = depth.setting("residual", 5), depth.setting("residual", 5, "long")  # 50 and 150 epochs
+
+
+def test_large_networks_are_left_one_after_another():
+    display = PlannedStudies()
+    display.plan([LARGE, LONGER], range(3))
+    for number, seed, left in (1, 0, 1198), (50, 0, 1100), (1, 1, 1098), (7, 1, 1086), (1, 2, 998), (50, 2, 900):
+        display.epoch(LARGE, Epoch(number, {seed: {"valid_loss": 4.0}}, 2.0), 1)
+        assert display.seconds_left() == left  # the third run begins after the second has stopped early
+
+
+def test_runs_that_are_resumed_and_new_ones_are_two_stacks():
+    display = PlannedStudies()
+    display.plan([DMU_C], range(51))
+    display.begin(DMU_C, made(DMU_C, [6.0], epochs=25, state=RUNNING).runs)
+    display.epoch(DMU_C, epoch_of(DMU_C, 26, [6.0]), 1)
+    assert display.seconds_left() == 2 * (24 + 50)
+    display.epoch(DMU_C, Epoch(50, epoch_of(DMU_C, 50, [6.0]).values, 2.0), 1)
+    assert display.seconds_left() == 2 * 50
+
+
+def test_runs_that_join_finished_ones_train_side_by_side():
+    display, other = PlannedStudies(), replace(DMU_C, lr=0.5)
+    display.plan([DMU_C, other], range(6))
+    display.epoch(other, epoch_of(other, 50, [6.0] * 6), 6)
+    display.begin(DMU_C, made(DMU_C, [6.0] * 3, epochs=50).runs)
+    assert display.seconds_left() == 2 * 50
+
+
+def test_runs_that_stopped_early_are_not_waited_for():
+    display = PlannedStudies()
+    display.plan([DMU_C], range(4))
+    display.begin(DMU_C, made(DMU_C, [6.0], epochs=3, state=DIVERGED).runs)
+    values = epoch_of(DMU_C, 1, [6.0] * 4).values
+    for number, seeds in (3, (1, 2, 3)), (4, (1, 2)):
+        display.epoch(DMU_C, Epoch(number, {seed: values[seed] for seed in seeds}, 2.0), len(seeds) - 1)
+    assert display.seconds_left() == 2 * 46
+    display.epoch(DMU_C, Epoch(5, {2: values[2]}, 2.0), 0)
+    assert display.seconds_left() == 0
 
 
 def test_the_live_table_shows_synthetic_and_real_tasks(monkeypatch):

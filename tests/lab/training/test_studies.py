@@ -9,7 +9,7 @@ from lab.stories import TINY, carry_out, told
 
 from deepmemory.lab.records import Records
 from deepmemory.lab.settings import Setting
-from deepmemory.lab.training import loop, studies
+from deepmemory.lab.training import loop, stacks, studies
 
 
 class Crash(Exception):
@@ -60,6 +60,24 @@ def test_more_runs_join_those_that_are_there(tmp_path):
     more = carry_out(tmp_path / "a", seeds=range(4))
     assert {key: more[key] for key in first} == first
     assert sorted(seed for _, seed in more) == [0, 1, 2, 3]
+
+
+def test_large_networks_train_one_after_another(tmp_path, monkeypatch):
+    together = carry_out(tmp_path / "together")
+    sizes, train = [], loop.train
+
+    def counted(trainer, group):
+        sizes.append(len(group.seeds))
+        return train(trainer, group)
+
+    monkeypatch.setattr(loop, "train", counted)
+    monkeypatch.setattr(stacks, "LARGE_NETWORK", 1)
+    alone = carry_out(tmp_path / "alone")
+    assert sizes == [1, 1, 1]
+    assert alone.keys() == together.keys()
+    first = carry_out(tmp_path / "more", seeds=range(1))
+    assert {key: alone[key] for key in first} == first
+    assert carry_out(tmp_path / "more") == alone
 
 
 def test_without_its_checkpoint_a_run_starts_again_and_says_so(tmp_path, capsys):

@@ -14,7 +14,7 @@ from deepmemory.lab.beyond.rates import best_studies
 from deepmemory.lab.paper import EPOCH_BY, Spread, depth_of, measure_of
 from deepmemory.lab.records import DIVERGED, Run, Study
 from deepmemory.lab.report import words
-from deepmemory.lab.report.results.stats import spread
+from deepmemory.lab.report.results.stats import seconds_by_session, spread
 from deepmemory.lab.report.results.tables import best_of, best_scores, chance, is_better, mean
 from deepmemory.lab.report.table import Mark
 from deepmemory.lab.settings import Setting
@@ -64,8 +64,8 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """Seconds of training."""
-        return max(run.seconds for run in self.study.runs)
+        """Seconds of training, all runs together."""
+        return sum(seconds_by_session(self.study).values())
 
     @property
     def diverged(self) -> int:

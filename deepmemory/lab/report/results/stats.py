@@ -1,4 +1,4 @@
-"""Statistics of runs: spreads, Welch's t-test, rank correlation."""
+"""Statistics of runs: spreads, Welch's t-test, rank correlation, training times."""
 
 from __future__ import annotations
 
@@ -7,12 +7,26 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from deepmemory.lab.paper import Spread
+from deepmemory.lab.records import Study
+from deepmemory.lab.training.stacks import is_large
 
 
 def median(values: Iterable[float]) -> float | None:
     """The median; None of nothing."""
     found = list(values)
     return statistics.median(found) if found else None
+
+
+def seconds_by_session(study: Study) -> dict[int, float]:
+    """Seconds that a study trained in each session: the longest of runs side by side, the sum of large networks.
+
+    Large networks that took equally long, to the last bit, were side by side nevertheless.
+    """
+    found: dict[int, set[float]] = {}
+    for run in study.runs:
+        found.setdefault(run.session, set()).add(run.seconds)
+    together = math.fsum if is_large(study.setting) else max
+    return {session: together(seconds) for session, seconds in found.items()}
 
 
 def spread(values: Sequence[float], best: int) -> Spread:

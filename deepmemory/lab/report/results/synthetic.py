@@ -12,7 +12,7 @@ from deepmemory.lab.paper import Claim, Reading
 from deepmemory.lab.records import DIVERGED, RUNNING, Run, Study
 from deepmemory.lab.report import words
 from deepmemory.lab.report.results.claims import Rule, Verdict
-from deepmemory.lab.report.results.stats import median
+from deepmemory.lab.report.results.stats import median, seconds_by_session
 from deepmemory.lab.settings import CELLS, OWNERS, SYNTHETIC, THRESHOLDS, threshold_label
 
 
@@ -110,7 +110,7 @@ def cell_results(study: Study) -> CellResults:
         under=tuple(map(len, firsts)),
         median_epoch=tuple(median(first for first in of_threshold if first) for of_threshold in firsts),
         epochs=max(run.epochs for run in study.runs),
-        seconds=max(run.seconds for run in study.runs),
+        seconds=sum(seconds_by_session(study).values()),
         test_loss=median(run.test["loss"] for run in study.runs if run.test),
         test_accuracy=median(run.test["accuracy"] for run in study.runs if run.test),
     )

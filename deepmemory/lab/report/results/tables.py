@@ -123,14 +123,6 @@ class StudyResult:
         name = words.joined(self.experiment.task, self.experiment.dataset, by="-")
         return words.figure_name(name, self.changes) if self.reading else name + "-other" * bool(self.drawn_with)
 
-    @property
-    def seconds_by_session(self) -> dict[int, float]:
-        """Seconds that the study trained in each session, whose runs trained side by side."""
-        found: dict[int, float] = {}
-        for run in self.study.runs:
-            found[run.session] = max(run.seconds, found.get(run.session, 0.0))
-        return found
-
     def scores(self, measure: str, scale: Callable[[float], float] = float, by: str | None = None) -> Scores:
         """Scores of the complete runs, or of all where none is; ``by`` chooses the epoch, if not the usual measure."""
         runs, by = self.complete or self.begun, by or paper.EPOCH_BY.get(self.experiment.task, measure)

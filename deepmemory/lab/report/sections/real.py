@@ -216,7 +216,7 @@ def training_time(studies: Iterable[StudyResult], sessions: shared.Sessions) -> 
     """How long studies trained, on GPUs and on CPUs; a run that changed machines counts where it ended."""
     spent: dict[str, float] = {}
     for one in studies:
-        for session, seconds in one.seconds_by_session.items():
+        for session, seconds in stats.seconds_by_session(one.study).items():
             kind = "GPUs" if str(sessions[session]["device"]).startswith("cuda") else "CPUs"
             spent[kind] = spent.get(kind, 0.0) + seconds
     return " and ".join(f"{duration(seconds)} on {kind}" for kind, seconds in sorted(spent.items(), reverse=True))

@@ -1,6 +1,6 @@
 """Hyperparameter search with Optuna: random, grid or TPE, with bad trials stopped early.
 
-A trial is a setting with one or several seeds side by side, trained by :mod:`deepmemory.lab.training.studies` like any
+A trial is a setting with one or several seeds, trained by :mod:`deepmemory.lab.training.studies` like any
 other study, so it resumes from its checkpoint. Trials are recorded in SQLite under the output folder, or in any
 database that Optuna can use: then every machine that runs the same command takes part in the same search.
 

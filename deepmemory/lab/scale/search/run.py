@@ -31,6 +31,7 @@ from deepmemory.lab.scale.search.trials import (
 from deepmemory.lab.settings import Machine, Setting, change, check_choice
 from deepmemory.lab.training.loop import Epoch
 from deepmemory.lab.training.progress import Display
+from deepmemory.lab.training.stacks import stacks
 from deepmemory.lab.training.studies import run_studies
 from deepmemory.lab.writing import without_links
 
@@ -157,15 +158,20 @@ class Surplus(Exception):
 def train_trial(
     trial: Trial, setting: Setting, *, seeds: Sequence[int], folder: Path, machine: Machine, display: Display
 ) -> float:
-    """Train a trial and report its loss to Optuna after every epoch; Optuna may stop it early."""
-    best = dict.fromkeys(seeds, math.inf)
+    """Train a trial and report its loss to Optuna after every epoch; Optuna may stop it early.
+
+    The loss is the median over the runs that have begun. Of large networks, which train one after another, the first
+    run reports alone: later ones report no epoch again.
+    """
+    best: dict[int, float] = {}
     reported = 0
 
     def report(number: int, losses: Mapping[int, float]) -> None:
         nonlocal reported
-        for seed in best.keys() & losses.keys():
-            if losses[seed] < best[seed]:  # never with nan
-                best[seed] = losses[seed]
+        for seed, loss in losses.items():
+            best.setdefault(seed, math.inf)
+            if loss < best[seed]:  # never with nan
+                best[seed] = loss
         if number > reported:
             trial.report(statistics.median(best.values()), number)
             reported = number
@@ -176,8 +182,10 @@ def train_trial(
             raise optuna.TrialPruned
 
     runs = recorded(folder, setting)
-    for number in range(1, max((run.epochs for run in runs), default=0) + 1):
-        report(number, {run.seed: run.curves["valid_loss"][number - 1] for run in runs if run.epochs >= number})
+    for stack in stacks(setting, seeds):
+        begun = [run for run in runs if run.seed in stack]
+        for number in range(1, max((run.epochs for run in begun), default=0) + 1):
+            report(number, {run.seed: run.curves["valid_loss"][number - 1] for run in begun if run.epochs >= number})
     run_studies([setting], seeds, out=folder, machine=machine, display=display, track=track)
     return statistics.median(best.values())
 
