@@ -33,7 +33,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "depth": Experiment(
         title="Depth: language models of equal size",
         runs=depth.RUNS,
-        search_runs=depth.RUNS,
+        search_runs=depth.SEARCH_RUNS,
         parts=tuple(depth.SIZES),
         settings=depth.all_settings,
         part_of=depth.part_of,

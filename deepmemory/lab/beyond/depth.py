@@ -16,7 +16,8 @@ KINDS = ("residual", "dmu", "rhn", "gru", "lstm")  # a DMU with residual transit
 LONG = (("residual", 5), ("rhn", 5), ("gru", 1), ("lstm", 1))  # kinds and depths that are also trained for longer
 # Of widths that tensor cores like, and of those that 16 multiprocessors share evenly, if these change few weights.
 MULTIPLE, EVEN_MULTIPLE, FEW_WEIGHTS = 8, 128, 0.01
-RUNS = 3
+RUNS, SEARCH_RUNS = 3, 1  # of a model at its best rate on validation, and of each model at every rate
+SEARCHED = 0.5, 1.0, 2.0  # times the rate of `setting`, for large models; of the small ones, see search.json
 
 # All models share these. The rates, what they share within a part, and a DMU's dropout in the transition and start of
 # the gate were searched on validation with one run each (docs/depth-study/search.json, and the studies at other rates
@@ -88,7 +89,8 @@ def settings(part: str = "large") -> list[Setting]:
     if part == "long":
         return [setting(kind, depth, part) for kind, depth in LONG]
     found = [setting(kind, depth, part) for kind in KINDS for depth in (DEPTHS if kind in DEEP else (1,))]
-    return list(dict.fromkeys(found))
+    factors = SEARCHED if part == "large" else (1.0,)
+    return [replace(model, lr=factor * model.lr) for model in dict.fromkeys(found) for factor in factors]
 
 
 def width_for(kind: str, depth: int, weights: int) -> int:

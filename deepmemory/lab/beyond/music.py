@@ -15,9 +15,10 @@ from deepmemory.lab.settings import Setting, check_choice
 
 PUBLISHED = {"TCN": 3.07, "LSTM, same paper": 3.29}  # test loss
 RUNS = 5
-SEARCH_RUNS = 2  # at every rate; the best one of each model is then trained with all runs
+SEARCH_RUNS = 1  # at every rate; the best one of each model is then trained with all runs
 MODELS = (*(("dmu", n) for n in (1, 2)), *(("residual", n) for n in (3, 5)), ("gru", 1), ("lstm", 1))  # kind, depth
-RATES = {"100k": (0.004, 0.008, 0.016), "1m": (0.004, 0.008)}  # the same for every model; a DMU's module has lr / 2n
+# Of every model; a DMU's module has lr / 2n.
+RATES = {"100k": (0.004, 0.008, 0.016, 0.032, 0.064), "1m": (0.004, 0.008)}
 TRAINING: dict[str, Any] = {
     "music": "nottingham",
     "batch": 16,

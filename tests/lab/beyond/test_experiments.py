@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from deepmemory.lab import beyond, cli, paper
 from deepmemory.lab.beyond import EXPERIMENTS, cells, music, pixels
+from deepmemory.lab.beyond import depth as of_depth
 from deepmemory.lab.beyond.models import ENDS, SIZES, weights_of
 from deepmemory.lab.data import Corpus
 from deepmemory.lab.records import Records
@@ -82,6 +83,16 @@ def test_parts_and_kinds_choose_studies(name):
 def test_models_of_one_size_have_its_number_of_weights(one, size):
     for kind, depth in one.MODELS:
         assert weights_of(one.setting(kind, depth, size)) == pytest.approx(SIZES[size], rel=0.02)
+
+
+def test_large_language_models_have_equally_many_rates_to_choose_from():
+    rates = {}
+    for setting in of_depth.settings("large"):
+        rates.setdefault((beyond.kind_of(setting), paper.depth_of(setting)), []).append(setting.lr)
+    assert len(rates) == 15
+    assert all(found == pytest.approx([found[1] / 2, found[1], 2 * found[1]]) for found in rates.values())
+    for (kind, n), found in rates.items():
+        assert of_depth.setting(kind, n, "large").lr == found[1]
 
 
 @pytest.mark.parametrize("part", cells.PARTS)

@@ -80,6 +80,8 @@ def test_the_page_names_what_is_missing(tmp_path):
     text = markdown.render(page)
     total = len(depth.all_settings())
     assert f"So far there are 4 of {total} studies." in text
+    assert "Every large model is tried at several learning rates, one run each;" in text
+    assert "models in the table" not in text  # all of them have all runs
     assert "| small | residual DMU | 3 |" in text
 
 
@@ -106,6 +108,17 @@ def test_the_rate_that_is_best_on_validation_is_shown():
     (results,) = beyond_results(studies)
     assert [of.setting.lr for of in results.shown] == [max(state_tracking.RATES)]  # its made loss is the lowest
     assert sorted(of.setting.lr for of in results.rest) == sorted(state_tracking.RATES)[:-1]
+
+
+def test_the_training_time_is_that_of_all_runs(tmp_path):
+    setting = depth.setting("residual", 5)
+    study = made(setting, losses(70, 71, 72))
+    times = [(1, 57.0), (2, 68.0), (2, 69.0)]
+    runs = [replace(run, session=of, seconds=took) for run, (of, took) in zip(study.runs, times, strict=True)]
+    (results,) = beyond_results(
+        [replace(study, runs=tuple(runs)), made(depth.setting("gru", 1, "small"), losses(85, 86))]
+    )
+    assert [one.seconds for one in results.outcomes] == [60.0, 57.0 + 68.0 + 69.0]
 
 
 def test_runs_at_99_percent_are_counted_from_the_first_time(tmp_path):
@@ -170,7 +183,9 @@ def test_the_page_says_where_the_dmu_wins_and_where_it_does_not(tmp_path):
     text = markdown.render(page_of(tmp_path, studies))
     assert "| 100k | residual DMU, n = 3 | 96.70% ± 0.16 | GRU | 95.70% ± 0.16 |" in text
     assert "| DMU better | DMU better |" in text  # than the GRU, and than the published number
-    assert "So far there are 4 of 15 studies, at least 2 of 5 runs of each." in text
+    assert "So far there are 4 of 15 studies. All 5 runs are there for 2 of the 4 models in the table, and at" in text
+    assert "at least 2 for the others." in text
+    assert "the same learning rates, 2 runs each;" in text
 
 
 def test_the_best_dmu_is_chosen_on_validation():
@@ -195,7 +210,9 @@ def test_scores_of_every_run_and_what_is_published():
 
 def test_a_page_of_runs_that_have_not_finished(tmp_path):
     begun = [made_of_paper(setting, [3.3], 2) for setting in (music.setting("gru"), music.setting("dmu", 2))]
-    assert "| 100k | GRU | – | 99," in markdown.render(page_of(tmp_path, begun))  # noqa: RUF001
+    text = markdown.render(page_of(tmp_path, begun))
+    assert "the same learning rates, one run each;" in text
+    assert "| 100k | GRU | – | 99," in text  # noqa: RUF001
     (results,) = beyond_results(begun)
     assert draw_scores(results).axes
 

@@ -44,10 +44,15 @@ def what_was_run(results: BeyondResults, text: str) -> Text:
     if not results.outcomes:
         return Text(f"{text} No study here has the settings of the experiment unchanged: read the numbers as a trial.")
     wanted, trained = len({one.key for one in results.experiment.settings()}), len(results.outcomes)
-    runs, all_runs = min(len(one.study.runs) for one in results.shown), results.experiment.runs
-    notes = [f"{trained} of {wanted} studies"] if trained < wanted else []
-    notes += [f"at least {runs} of {all_runs} runs of each"] if runs < all_runs else []
-    return Text(words.joined(text, f"So far there are {', '.join(notes)}." if notes else "", by=" "))
+    runs, all_runs = [len(one.study.runs) for one in results.shown], results.experiment.runs
+    notes = [f"So far there are {trained} of {wanted} studies."] if trained < wanted else []
+    if min(runs) < all_runs:
+        complete = sum(count >= all_runs for count in runs)
+        notes += [
+            f"All {all_runs} runs are there for {complete} of the {len(runs)} models in the table, and at least "
+            f"{min(runs)} for the others."
+        ]
+    return Text(words.joined(text, *notes, by=" "))
 
 
 def experiment_blocks(results: BeyondResults) -> list[Block]:
@@ -55,7 +60,9 @@ def experiment_blocks(results: BeyondResults) -> list[Block]:
     layout = LAYOUTS[results.name]
     lengths = words.listed([str(length) for length in sorted({one.setting.max_length for one in results.shown})])
     image = Image(f"beyond-{results.name}", layout.caption, partial(layout.draw, results))
-    text = layout.text.format(lengths=lengths, search_runs=results.experiment.search_runs)
+    search_runs = results.experiment.search_runs
+    searched = "one run each" if search_runs == 1 else f"{search_runs} runs each"
+    text = layout.text.format(lengths=lengths, searched=searched)
     compared = [compared_table(results)] if layout.compared and results.comparisons() else []
     return [image, what_was_run(results, text), *compared, table(results.name, results.shown)]
 
@@ -115,8 +122,11 @@ def table(name: str, outcomes: Sequence[Outcome]) -> Table:
 def provenance(results: Sequence[BeyondResults], sessions: shared.Sessions, command: str) -> list[Block]:
     """Time, machines and commands."""
     outcomes = [one for of in results for one in (*of.outcomes, *of.changed)]
+    took = duration(sum(one.seconds for one in outcomes))
     return [
-        Text(f"Training took {duration(sum(one.seconds for one in outcomes))}, all studies together:"),
+        Text(
+            f"Training took {took}, all studies together; where several shared a GPU, each counts its part of the time:"
+        ),
         shared.machines([one.study for one in outcomes], sessions),
         Text("“Runs” in the tables are those that have finished, of all that were begun."),
         Commands([*(f"dmu beyond {of.name}" for of in results), command]),
@@ -144,7 +154,7 @@ class Layout(NamedTuple):
     """What the page has of an experiment beside the columns of every table."""
 
     part: str  # what its parts are
-    text: str  # with {lengths} of the sequences in training, and {search_runs} for each learning rate
+    text: str  # with {lengths} of the sequences in training, and the runs {searched} at each learning rate
     caption: str
     draw: Callable[[BeyondResults], Any]
     columns: Sequence[Column]
@@ -163,7 +173,9 @@ LAYOUTS: dict[str, Layout] = {
         "passes n linear layers at every time step; in a residual DMU every hidden layer from the second on adds to "
         "the one before it, so up to n = 2 it is a plain one. The perplexity is exp(loss), as mean and standard "
         "deviation over the runs, each with the weights that were best on validation. Models called long have the size "
-        "of the large ones, three times as many epochs, and twice the weight decay.",
+        "of the large ones, three times as many epochs, and twice the weight decay. Every large model is tried at "
+        "several learning rates, {searched}; the one with the lowest validation loss is trained with all runs and is "
+        "shown.",
         "Test perplexity by depth of the transition: mean and range of the runs.",
         beyond_figures.draw_depth,
         [
@@ -178,7 +190,7 @@ LAYOUTS: dict[str, Layout] = {
         "training have T = {lengths} steps. Accuracies are shares of all positions, for new sequences of T, 8 T and "
         "64 T steps, as mean and standard deviation over the runs, each with the weights that had the lowest "
         f"validation loss at T steps; “{SOLVED:.0%}” counts runs with at least that accuracy. Every model was trained "
-        "with the same learning rates, {search_runs} runs each; the one with the lowest mean validation loss was "
+        "with the same learning rates, {searched}; the one with the lowest mean validation loss was "
         "trained with all runs and is shown. The minGRU is a linear recurrence.",
         f"State tracking: share of runs that have had an accuracy of {SOLVED:.0%} on validation sequences 8 times as "
         "long as those in training, by optimiser step.",
@@ -208,8 +220,8 @@ LAYOUTS: dict[str, Layout] = {
         "MNIST read pixel by pixel in one fixed random order, with dropout and about 100 thousand or a million weights "
         "in every model. Scores are accuracies, as mean and standard deviation over the runs, each at the epoch with "
         "the best validation accuracy. The published number to compare with is LEM's 96.6% (arXiv:2110.04744, 68 "
-        "thousand weights). The smaller models were trained with the same learning rates, {search_runs} runs each; the "
-        "one with the lowest mean validation loss was trained with all runs and is shown. " + COMPARED,
+        "thousand weights). The smaller models were trained with the same learning rates, {searched}; the one with the "
+        "lowest mean validation loss was trained with all runs and is shown. " + COMPARED,
         "Permuted MNIST: test accuracy of every run, and their mean.",
         beyond_figures.draw_scores,
         [RATE, *score_columns("accuracy")],
@@ -221,8 +233,8 @@ LAYOUTS: dict[str, Layout] = {
         "every model. Scores are losses in nats per frame, summed over the 88 keys, as mean and standard deviation "
         "over the runs, each at the epoch with the lowest validation loss. Published numbers to compare with are the "
         "3.07 of TCN and the 3.29 of an LSTM, both with about a million weights (arXiv:1803.01271). Every model was "
-        "trained with the same learning rates, {search_runs} runs each; the one with the lowest mean validation loss "
-        "was trained with all runs and is shown. " + COMPARED,
+        "trained with the same learning rates, {searched}; the one with the lowest mean validation loss was trained "
+        "with all runs and is shown. " + COMPARED,
         "Nottingham: test loss of every run in nats per frame, and their mean.",
         beyond_figures.draw_scores,
         [RATE, *score_columns("loss")],
@@ -232,7 +244,7 @@ LAYOUTS: dict[str, Layout] = {
         "data",
         "GRU and LSTM on the paper's music, language and translation. They have as many weights as the paper's DMU at "
         "n = 2, and its weight decay, schedule and number of epochs; their learning rate is the best of several on "
-        "validation, tried with {search_runs} runs each. DMU and RHN are the paper's own studies with its settings; at "
+        "validation, tried with {searched}. DMU and RHN are the paper's own studies with its settings; at "
         "n = 1 they have fewer weights. The measure is that of the paper's tables: the loss in nats per frame of "
         "music, else the perplexity as the authors take it, at the epoch that those tables take. " + COMPARED,
         "The paper's data: test score of every run, and their mean; lower is better.",
