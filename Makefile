@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 ENGINE := $(wildcard deepmemory/ops/cpu/*.cpp deepmemory/ops/cpu/*.h)
 
-.PHONY: test test-arm test-arm-torch test-examples test-wheels sanitize wheels demo report docs venv clean
+.PHONY: test test-arm test-arm-torch test-examples test-wheels sanitize sanitize-gpu wheels demo report docs venv clean
 
 test: venv
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal
@@ -26,6 +26,13 @@ sanitize: venv
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 $(VENV)/bin/python -c "import pytest; \
 	  from deepmemory.ops import cpu; cpu.__file__ = '$(SANITIZED)/engine.so'; \
 	  raise SystemExit(pytest.main(['tests/ops/test_cpu_engine.py', '--capture=sys', '-k', 'not offsets']))"
+
+# The same for the GPU engine's source, which is emulated: what it reads and writes of each tensor. Takes half an hour.
+sanitize-gpu: venv
+	EMULATOR_FLAGS="-fsanitize=address,undefined -fno-sanitize=pointer-overflow -fno-sanitize-recover=all -g1 --param asan-stack=0" \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 $(VENV)/bin/python -m pytest -n 0 -s \
+	  tests/ops/test_nvrtc_engine.py tests/ops/test_nvrtc_products.py
 
 # One wheel per platform into dist/, cross-compiled with Zig from PyPI; PLATFORMS names some of them (tools/wheels.py).
 PLATFORMS :=

@@ -35,7 +35,7 @@ from deepmemory.ops import nvrtc, plain
 from deepmemory.ops.layout import GATES
 from deepmemory.ops.nvrtc import compiler
 from deepmemory.ops.nvrtc.plan import MANY_STEPS, Plan, Shape, microseconds, plans
-from deepmemory.ops.nvrtc.spread import FMA, LOW, SPLIT
+from deepmemory.ops.nvrtc.spread import EXACT, LOW
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
 RESULTS = Path(__file__).parent / "results" / "layouts_h200.json"
@@ -80,18 +80,13 @@ def cases() -> dict[str, Case]:
 
 
 def candidates(case: Case, mode: str, device: nvrtc.Device, count: int) -> list[Plan]:
-    """The layouts with the smallest estimates, the one that the plan takes first; no two that differ in rows alone.
-
-    In float32, as many with split products follow, which the engine does not take yet.
-    """
-    steps, found = 1 if case.steps == 1 else MANY_STEPS, list[Plan]()
-    for products in ((FMA,), (SPLIT,)) if mode == "float32" else (LOW,):
-        different: dict[tuple, Plan] = {}
-        for layout in plans(case.shape(mode), products, 1, case.batch, *device[1:], steps):
-            kind = layout.product, layout.cluster, layout.team, layout.warps, layout.direct
-            different.setdefault(kind, layout)
-        found += list(different.values())[:count]
-    return found
+    """The layouts with the smallest estimates, the one that the plan takes first; no two that differ in rows alone."""
+    steps, products = 1 if case.steps == 1 else MANY_STEPS, EXACT if mode == "float32" else LOW
+    different: dict[tuple, Plan] = {}
+    for layout in plans(case.shape(mode), products, 1, case.batch, *device[1:], steps):
+        kind = layout.product, layout.cluster, layout.team, layout.warps, layout.direct
+        different.setdefault(kind, layout)
+    return list(different.values())[:count]
 
 
 def tensors(case: Case, mode: str, steps: int) -> tuple[Tensor, list[Tensor], list[Tensor], Sequences, Tensor]:

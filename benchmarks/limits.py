@@ -33,7 +33,7 @@ from deepmemory.ops import nvrtc
 from deepmemory.ops.nvrtc import compiler
 from deepmemory.ops.nvrtc.plan import MANY_STEPS, input_bytes, plans
 from deepmemory.ops.nvrtc.plan import Shape as KernelShape
-from deepmemory.ops.nvrtc.spread import FMA, LOW, own_features
+from deepmemory.ops.nvrtc.spread import EXACT, FMA, LOW, SPLIT, SPLIT_PRODUCTS, own_features
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "limits_h200.json"
@@ -86,7 +86,7 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
     value = torch.bfloat16 if precision == "bfloat16" else torch.float32
     widths = (*shape.transition, shape.hidden_size)
     layer = KernelShape("dmu", "leaky_relu", shape.hidden_size, widths, value)
-    products = (FMA,) if precision == "float32" else LOW
+    products = EXACT if precision == "float32" else LOW
     steps = 1 if shape.steps == 1 else MANY_STEPS
     layout = plans(layer, products, 1, shape.batch, *device[1:], steps)[0]
     cluster, size = layout.cluster, input_bytes(layer, layout.product)
@@ -105,7 +105,7 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
         "precision": precision,
         "steps": shape.steps,
         "layers": len(widths),
-        "sweep_product": layout.product if layout.product == FMA else precision,
+        "sweep_product": {FMA: FMA, SPLIT: "tf32"}.get(layout.product, precision),
         "rows": layout.rows,
         "cluster": cluster,
         "team": layout.team,
@@ -116,7 +116,8 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
         "sent": sorted(sent.items()) if cluster > 1 and not layout.team else [],
         "weight_bytes": 4 * weights,
         "streamed_bytes": [16 * sweep.streamed_quads for sweep in (layout.forward, layout.backward)],  # of a block
-        "sweep_products": 2 * rows * weights // cluster,  # of a block, in one step, both sweeps
+        # of a block, in one step, both sweeps
+        "sweep_products": 2 * rows * weights // cluster * (SPLIT_PRODUCTS if layout.product == SPLIT else 1),
         # W_x X, the gradients of x, of W_x and of all other weights
         "other_products": shape.steps * shape.batch * (3 * of_x + weights),
     }
@@ -430,6 +431,12 @@ def floors(result: Row) -> list[tuple[Row, dict[str, float] | None]]:
     return found
 
 
+def summary(result: Row) -> Row:
+    """What the measurements come to: the chip's limits as cells of a table, and the parts of every floor."""
+    found = [{"shape": one["shape"], "precision": one["precision"], "parts": parts} for one, parts in floors(result)]
+    return {"limits": chip_rows(result["rows"]), "floors": found}
+
+
 def chip_rows(rows: list[Row]) -> list[list[str]]:
     """The chip's limits as cells of a table; those that were not measured are left out."""
 
@@ -494,8 +501,8 @@ def measure(device: nvrtc.Device, out: Path, seconds: float) -> Row:
             except Exception as problem:
                 row["failed"] = describe_error(problem)
             result["rows"].append(row)
-        put(out, (json.dumps(result, indent=1) + "\n").encode())
-    return result
+        put(out, (json.dumps(result | summary(result), indent=1) + "\n").encode())
+    return result | summary(result)
 
 
 def main(out: Path, seconds: float) -> None:
@@ -503,10 +510,11 @@ def main(out: Path, seconds: float) -> None:
         print(f"nothing to measure: {why}")
         return
     result = measure(nvrtc._device(torch.cuda.current_device()), out, seconds)
-    for name, value in chip_rows(result["rows"]):
+    for name, value in result["limits"]:
         print(f"{value:>16}  {name}")
-    for one, parts in floors(result):
-        shown = " ".join(f"{name} {ms:.4f}" for name, ms in parts.items()) if parts else "not all was measured"
+    for one in result["floors"]:
+        parts = one["parts"] or {}
+        shown = " ".join(f"{name} {ms:.4f}" for name, ms in parts.items()) or "not all was measured"
         print(f"{one['shape']:>12} {one['precision']:>8}  {shown}")
     for row in result["rows"]:
         if "failed" in row:

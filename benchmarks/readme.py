@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import authors_code
+import cycles
 import gru_study
 import limits
 import public_programs
@@ -70,8 +71,9 @@ def tables() -> dict[str, str]:
         "speed depth": depth_table(measured["H200"]),
         "speed gpu": speed_table(measured["H200"]),
         "speed behind": behind_table(measured["H200"]),
-        "limits chip": markdown_table(["limit", "measured"], limits.chip_rows(chip["rows"])),
+        "limits chip": markdown_table(["limit", "measured"], chip["limits"]),
         "limits floor": floor_table(measured["H200"], chip),
+        "cycles": cycle_table(json.loads(cycles.RESULTS.read_text())),
         "speed cpu": speed_table(measured["CPU"]),
         "paper synthetic": markdown.show(synthetic.summary_table(synthetic_results(studies))),
         "paper real": markdown.show(real.summary_table(real_results(studies))),
@@ -139,8 +141,8 @@ def other_models() -> str:
     )
     scores = ", ".join(large["residual", n] for n in depth.DEPTHS)
     return (
-        f"GRU: {small['gru', 1]}, LSTM: {small['lstm', 1]}. With 23 million weights, one run each, residual DMUs have "
-        f"{scores};\nRHN, n = 5, {large['rhn', 5]}; GRU {large['gru', 1]}; LSTM {large['lstm', 1]}. "
+        f"GRU: {small['gru', 1]}, LSTM: {small['lstm', 1]}. With 23 million weights, up to three runs each, residual "
+        f"DMUs have {scores};\nRHN, n = 5, {large['rhn', 5]}; GRU {large['gru', 1]}; LSTM {large['lstm', 1]}. "
         f"Longer training, residual DMU, n = 5: {long['residual', 5]}."
     )
 
@@ -235,7 +237,8 @@ def behind_table(result: dict) -> str:
 def floor_table(result: dict, chip: dict) -> str:
     """Milliseconds of a DMU and of torch's layers, the least that a DMU could take, and what most of that is for."""
     rows = []
-    for one, parts in limits.floors(chip):
+    for one in chip["floors"]:
+        parts = dict(one["parts"] or {})
         own, *others = milliseconds(result, one["shape"], one["precision"])[1].values()
         cells = [f"`{one['shape']}`", one["precision"], f"{own:.3g}", f"{min(others):.3g}"]
         if parts:
@@ -244,6 +247,20 @@ def floor_table(result: dict, chip: dict) -> str:
         rows.append(cells if parts else [*cells, *["–"] * 3])  # noqa: RUF001
     header = ["shape", "precision", "`dm.DMU`", "GRU or LSTM", "floor", "`dm.DMU` / floor", "largest part of the floor"]
     return markdown_table(header, rows)
+
+
+def cycle_table(result: dict) -> str:
+    """Cycles of a step and instructions before the first one, of both sweeps together, at the two commits counted."""
+    counted = {
+        title: [cycles.of_both_sweeps(rows, kind) for rows in result["commits"].values()]
+        for title, kind in (("cycles of a step", ""), ("instructions before the first one", "start_"))
+    }
+    keys = [(title, mode) for title in counted for mode in cycles.MODES]
+    rows = []
+    for shape in cycles.SHAPES:
+        cells = [" → ".join(str(of[shape, mode]) for of in counted[title]) for title, mode in keys]
+        rows.append([f"`{shape}`", *cells])
+    return markdown_table(["both sweeps", *[f"{title}, {mode}" for title, mode in keys]], rows)
 
 
 def with_tables(text: str) -> str:

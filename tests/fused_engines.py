@@ -72,6 +72,8 @@ class Reference:
     since inside an operator torch records nothing.
     """
 
+    reads_zeros = False
+
     def unavailable(self) -> None:
         return None
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -132,7 +133,8 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 def test_ratios_in_words_come_from_the_file():
     rows = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())["shapes"]
-    graphs = [row for row in rows if "as_cuda_graph" in row and row["precision"] == "float32"]
+    captured = [row for row in rows if "as_cuda_graph" in row]
+    graphs = [row for row in captured if row["precision"] == "float32"]
     times = {(row["shape"]["name"], row["contestant"]): row["as_cuda_graph"]["median_ms"] for row in graphs}
     depths = {row["shape"]["name"]: len(row["shape"]["transition"]) + 1 for row in graphs}
     ours, gru = "dm.DMU (nvrtc)", "nn.GRU, equal weights"
@@ -148,7 +150,10 @@ def test_ratios_in_words_come_from_the_file():
 
     faster = [times[name, ours] < times[name, gru] for name, depth in depths.items() if depth <= 2]
     assert sum(faster) > 0.75 * len(faster)  # why-dmu.md: "at most of the sizes measured"
-    assert 1.4 < times["deep-wide", ours] / times["deep-wide", gru] < 1.6  # "about one and a half times as long"
+    assert 0.9 < times["deep-wide", ours] / times["deep-wide", gru] < 1.1  # "as long as nn.GRU in float32"
+    half = [row for row in captured if (row["shape"]["name"], row["precision"]) == ("deep-wide", "bfloat16")]
+    half = {row["contestant"]: row["as_cuda_graph"]["median_ms"] for row in half}
+    assert 1.7 < half[ours] / half[gru] < 2  # "almost twice as long in bfloat16"
 
 
 @pytest.fixture
@@ -202,7 +207,9 @@ def test_depth_pays_at_the_large_size_as_the_page_says(recorded):
     assert searched == ["residual"] * 12  # "twelve trials"
     deeper = ["DMU, n = 1", "DMU, n = 2", "residual DMU, n = 3", "residual DMU, n = 5"]
     scores = [tests[title, "large"] for title in deeper]
-    assert scores == sorted(scores, reverse=True)
+    spread = max(found[title, "large"].test(scale=math.exp).std for title in deeper[1:])
+    assert all(shallow - deep > 4 * spread for shallow, deep in pairwise(scores))  # "several times"
+    assert [len(found[title, "large"].study.runs) for title in (*deeper, "LSTM")] == [1, 2, 3, 3, 3]
     best = tests["residual DMU, n = 5", "large"]
     assert tests["residual DMU, n = 10", "large"] == pytest.approx(best, abs=0.1)  # "no gain"
     trained = {key: one.study.runs[0].at_epoch(one.epochs)["train_loss"] for key, one in found.items()}

@@ -12,7 +12,7 @@ from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import DeepMemory, GivenTransition, check_memory_bias
 from deepmemory.nn.recurrent import Recurrent, State
 from deepmemory.nn.regularisation import check_probability
-from deepmemory.ops import plain
+from deepmemory.ops import plain, with_memory
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
 Transition = Sequence[int] | nn.Module | Sequence[nn.Module] | None
@@ -244,7 +244,7 @@ class DMU(Recurrent):
             transformed = functional_call(transition, weights_given, (joined,)) if exporting else transition(joined)
             return (plain.memory_update(check_transformed("DMU", transformed, width), h),)
 
-        x = plain.without_padding(x, sequences.lengths)
+        x, state = plain.without_padding(x, sequences.lengths), with_memory(state)
         return plain.iterate(step, x, state, list(given.values()), sequences, reverse=bool(direction))
 
 

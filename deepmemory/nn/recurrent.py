@@ -403,7 +403,10 @@ class Recurrent(Defined):
             zeros: dict[int, State] = {}  # nobody writes to them, so layers of one width share theirs
             for width in self._widths:
                 if width not in zeros:
-                    zeros[width] = tuple([x.new_zeros(batch, size) for size in self.definition.state_sizes(width)])
+                    sizes = self.definition.state_sizes(width)
+                    zeros[width] = tuple([ops.zeros(x, batch, size, dtype=runs_in(x)) for size in sizes])
+                    if self._observer is not None:
+                        zeros[width] = ops.with_memory(zeros[width])
             return [zeros[width] for width in self._widths for _ in range(self._directions)]
         parts = len(self.definition.state_sizes(1))
         given = (hx,) if parts == 1 else hx

@@ -17,11 +17,22 @@ from deepmemory.ops.recurrence import (
     resets_of_sweep,
 )
 
-__all__ = ["ACTIVATIONS", "CELLS", "Recurrence", "Sequences", "resets_of_sweep", "scan"]
+__all__ = [
+    "ACTIVATIONS",
+    "CELLS",
+    "Recurrence",
+    "Sequences",
+    "resets_of_sweep",
+    "scan",
+    "with_memory",
+    "zeros",
+]
 
 
 # Devices that have autocast; asked here, since older torch cannot ask inside a compiled graph.
 AUTOCAST = tuple(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
+
+LAUNCHING = ("cuda",)  # devices on which even zeros cost a launch
 
 
 def scan(
@@ -60,8 +71,23 @@ def scan(
             return scan(rec, x, tuple(low_state), weights, sequences, engine=engine, recompute=recompute)
     name = engines.choose(engine, rec, x, weights)
     if name == "plain":
-        return plain.scan(rec, x, state, weights, sequences)
+        return plain.scan(rec, x, with_memory(state), weights, sequences)
     return fused.scan(rec, name, recompute, x, state, weights, sequences)
+
+
+def zeros(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
+    """A state of zeros. On a GPU nothing is launched for it, where nobody but :func:`scan` looks at it."""
+    seen = torch.compiler.is_compiling() or fused.in_functorch() or fused.seen_by_others((like,))
+    if seen or like.device.type not in LAUNCHING:
+        return like.new_zeros(shape, dtype=dtype)
+    return torch._efficientzerotensor(shape, dtype=dtype, device=like.device)
+
+
+def with_memory(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same states, those of :func:`zeros` as ordinary tensors."""
+    if torch.compiler.is_compiling():  # there are none
+        return state
+    return tuple([torch.zeros_like(s) if s._is_zerotensor() else s for s in state])
 
 
 def with_constant_masks(rec: Recurrence, sequences: Sequences) -> Sequences:

@@ -23,6 +23,8 @@ class FusedEngine(Protocol):
     of the shape ``trace_shape`` tells; nobody else looks inside.
     """
 
+    reads_zeros: bool  # whether states may be torch's zeros without memory
+
     def unavailable(self) -> str | None:
         """Why this engine cannot run on this machine at all, or None."""
 

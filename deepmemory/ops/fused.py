@@ -342,11 +342,20 @@ def _unpack(ctx: Any) -> Saved:
     """What was saved; y anew if the caller changed it in place, which ``nn.GRU`` allows too."""
     sequences, (y, trace, x, *rest) = _after_sequences(ctx.saved_tensors)
     n = ctx.rec.states
-    state, weights = rest[:n], rest[n:]
+    state, weights = _with_zeros(rest[:n], ctx.zeros, x), rest[n:]
     if ctx.counter is not None and ctx.counter._version != ctx.version:
         with torch.no_grad():
             y, *_ = scan_op(x, state, weights, *sequences, *ctx.rec, ctx.engine, False, False)
     return Saved(x, state, weights, sequences, y, trace)
+
+
+def _with_zeros(state: list[Any], shapes: list[Any], x: Tensor) -> list[Tensor]:
+    """Zeros without memory, of these shapes, in the place of states that were not saved."""
+
+    def zeros(shape: Any) -> Tensor:
+        return torch._efficientzerotensor(shape, dtype=x.dtype, device=x.device)
+
+    return [zeros(shape) if t is None else t for t, shape in zip(state, shapes, strict=True)]
 
 
 class EagerScan(torch.autograd.Function):
@@ -361,8 +370,12 @@ class EagerScan(torch.autograd.Function):
         ctx.counter, ctx.version = None if recompute else _change_counter(out[0]), out[0]._version
         ctx.mark_non_differentiable(out[-1])
         ctx.set_materialize_grads(False)
+        # What has no memory is nothing for hooks of saved tensors, which may look at it.
+        ctx.zeros = [t.shape if t._is_zerotensor() else None for t in inputs[1:n]]
+        state = [t if shape is None else None for t, shape in zip(inputs[1:n], ctx.zeros, strict=True)]
         # Not y itself, which torch does not give back once it was changed; _unpack makes it again then.
-        ctx.save_for_backward(*sequences, None if recompute else out[0].data, out[-1], *inputs)
+        y = None if recompute else out[0].data
+        ctx.save_for_backward(*sequences, y, out[-1], inputs[0], *state, *inputs[n:])
         return tuple(out)
 
     @staticmethod
@@ -396,7 +409,7 @@ class Scan(torch.autograd.Function):
         """Keep what the backward pass takes."""
         ctx.rec, ctx.engine, ctx.recompute, *tensors = inputs
         y, *_, trace = output
-        ctx.counter = None
+        ctx.counter, ctx.zeros = None, [None] * ctx.rec.states
         ctx.mark_non_differentiable(trace)
         ctx.set_materialize_grads(False)
         sequences, given = _after_sequences(tensors)
@@ -533,7 +546,7 @@ def run_forward(
 ) -> list[Tensor]:
     """y, final states and trace. With ``recompute`` the trace is the state at the start of every piece."""
     run = engines.FUSED[engine]
-    x, state, weights, sequences = gate.forward(rec, x, state, weights, sequences)
+    x, state, weights, sequences = gate.forward(rec, x, state, weights, sequences, run.reads_zeros)
     if not (recompute and save):
         y, final, trace = run.forward(rec, x, state, weights, sequences, save)
         return [y, *final, trace]
@@ -567,7 +580,7 @@ def run_backward(
     run = engines.FUSED[engine]
     shape_of_trace = _shape_of_starts if recompute else run.trace_shape
     grad_y, grad_final, x, state, weights, sequences, y, trace = gate.backward(
-        rec, shape_of_trace, grad_y, grad_final, x, state, weights, sequences, y, trace
+        rec, shape_of_trace, grad_y, grad_final, x, state, weights, sequences, y, trace, run.reads_zeros
     )
     if recompute:
         return _backward_in_pieces(rec, run, grad_y, grad_final, x, state, weights, sequences, trace, needs)

@@ -29,14 +29,29 @@ RECORDS = {  # by the number of states
 
 
 def forward(
-    rec: Recurrence, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor], sequences: Sequences
+    rec: Recurrence,
+    x: Tensor,
+    state: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    sequences: Sequences,
+    zeros: bool = False,
 ) -> tuple[Tensor, list[Tensor], list[Tensor], Sequences]:
-    """x, state, weights and sequences as an engine may read them; lengths lie between 0 and the number of steps."""
+    """x, state, weights and sequences as an engine may read them; lengths lie between 0 and the number of steps.
+
+    With ``zeros`` the engine knows states that are torch's zeros without memory.
+    """
     end, inputs = 1 + len(state), [x, *state, *weights]
     check_inputs(rec, end, tuple([t.shape for t in inputs]))
-    if not _all_readable(inputs, end, len(inputs)):
+    if not _all_readable(_without_zeros(inputs, end) if zeros else inputs, end, len(inputs)):
         inputs = _made_readable_inputs(rec, end, inputs)
     return inputs[0], inputs[1:end], inputs[end:], checked_sequences(rec, sequences, x, state, weights)
+
+
+def _without_zeros(given: list[Tensor], end: int) -> list[Tensor]:
+    """The same with x in the place of states that are zeros without memory, which are as readable."""
+    x = given[0]
+    states = [x if t._is_zerotensor() and (t.dtype, t.device) == (x.dtype, x.device) else t for t in given[1:end]]
+    return [x, *states, *given[end:]]
 
 
 def _all_readable(given: list[Tensor], end: int, count: int) -> bool:
@@ -64,6 +79,7 @@ def backward(
     sequences: Sequences,
     y: Tensor | None,
     trace: Tensor,
+    zeros: bool = False,
 ) -> tuple[Tensor | None, list[Any], Tensor, list[Tensor], list[Tensor], Sequences, Tensor | None, Tensor]:
     """The same with all that the backward pass takes beside; the trace is contiguous."""
     end, inputs = 1 + len(state), [x, *state, *weights]
@@ -72,7 +88,7 @@ def backward(
     absent = tuple([t is None for t in records])
     given, count = [*inputs, *there], len(inputs)
     check_records(rec, shape_of_trace, x.dtype, end, count, tuple([t.shape for t in given]), absent)
-    if not _all_readable(given, end, count):
+    if not _all_readable(_without_zeros(given, end) if zeros else given, end, count):
         inputs = _made_readable_inputs(rec, end, inputs)
         names = [name for name, missing in zip(RECORDS[rec.states], absent, strict=True) if not missing]
         resolved = iter(made_readable(rec, there, names, x))

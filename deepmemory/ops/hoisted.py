@@ -137,7 +137,7 @@ def weight_gradients(
     wanted = [part for part in layout.products(rec, weights) if needs[part.weight]]
     sources = {part.source for part in wanted}
     if Source.ONES in sources:
-        sums = deltas.sum((1, 2))  # [R, features], one pass for all biases
+        of_ones = deltas.sum((1, 2), dtype=weights[1].dtype)  # [R, features], one pass for all biases
     if Source.STATE in sources:
         start, before = _states_before(rec, h0, sequences, y)
     with matmul_like_the_sweep(x):
@@ -154,11 +154,13 @@ def weight_gradients(
             delta = deltas[..., columns]  # [R, T, B, rows]
             if part.source is Source.ONES:
                 # Both biases of torch's own cells may have the same gradient, and each wants memory of its own.
-                rows = sums[:, columns].clone() if rec.classic and part.weight == 3 else sums[:, columns]
+                rows = of_ones[:, columns].clone() if rec.classic and part.weight == 3 else of_ones[:, columns]
             elif part.source is Source.STATE:
-                rows = product(_first_visited(delta, rec.reverse, sequences.lengths), start)
                 later = delta[:, :-1] if rec.reverse else delta[:, 1:]
-                rows = rows + product(later.flatten(1, 2), before.flatten(1, 2)) if later.shape[1] else rows
+                sums = [product(later.flatten(1, 2), before.flatten(1, 2))] if later.shape[1] else []
+                if not (sums and start._is_zerotensor()):
+                    sums.append(product(_first_visited(delta, rec.reverse, sequences.lengths), start))
+                rows = sums[0] + sums[1] if len(sums) > 1 else sums[0]
             else:
                 if part.source is Source.X:
                     seen = without_padding(x, sequences.lengths)

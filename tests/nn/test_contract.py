@@ -12,8 +12,10 @@ from layers import CELLS, LAYERS, OWN, PEERS, like, random_state, randomise, res
 from tolerances import assert_close
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import deepmemory as dm
+from deepmemory import ops
 
 ORDER = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
 POSITIONAL = {
@@ -527,6 +529,47 @@ class TestModule:
         assert {t.grad.dtype for t in (x, *layer.parameters())} == {torch.float32}
         with torch.autocast("cpu", torch.bfloat16):
             assert layer.double()(x.double())[0].dtype == torch.float64
+
+    def test_a_state_that_nobody_gave_is_not_converted_under_autocast(self, build):
+        class Converted(TorchDispatchMode):
+            def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+                if function is torch.ops.aten._to_copy.default:
+                    shapes.append(tuple(args[0].shape))
+                return function(*args, **(kwargs or {}))
+
+        shapes, layer, x = [], build(3, 4, 2), torch.randn(5, 23, 3)
+        with Converted(), torch.autocast("cpu", torch.bfloat16):
+            layer(x)
+        assert (5, 23, 3) in shapes
+        assert (23, 4) not in shapes
+
+    @pytest.mark.parametrize("recompute", [False, True])
+    def test_a_state_that_nobody_gave_needs_no_memory(self, build, recompute, monkeypatch):
+        """As on a GPU, where nothing is launched for it; every engine and whoever looks at a state takes it."""
+        layer, x = build(3, 4, 2, bidirectional=True, recompute=recompute), torch.randn(9, 5, 3, requires_grad=True)
+
+        def results():
+            y, final = layer(x)
+            first = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()], create_graph=True)
+            second = torch.autograd.grad(first[0].sum(), list(layer.parameters()), allow_unused=True)
+            with torch.autocast("cpu", torch.bfloat16):
+                low, _ = layer(x)
+            return [y, *tensors(final), *first, *(g for g in second if g is not None), low]
+
+        expected = results()
+        monkeypatch.setattr(ops, "LAUNCHING", ("cpu",))
+        assert ops.zeros(x, 5, 4, dtype=x.dtype)._is_zerotensor()
+        assert all(map(torch.equal, results(), expected))
+        seen = []
+
+        def observer(layer, direction, run, x, state, sequences):
+            seen.extend(state)
+            return run(x, state, sequences)
+
+        with layer.observed(observer):
+            layer(x)
+        assert seen
+        assert all(state.data_ptr() for state in seen)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
     def test_a_state_that_autocast_left_goes_on_outside(self, build, dtype):

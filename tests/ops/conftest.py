@@ -4,6 +4,7 @@ import pytest
 import torch
 from fused_engines import on_engines
 from layers import LAYERS
+from ops.emulation import emulator, use_layout  # noqa: F401  (fixtures)
 
 from deepmemory.ops.engines import FUSED
 

@@ -24,6 +24,7 @@ template <class To, class From> To same_bits(From from) {
 }
 inline unsigned bits_of(float x) { return same_bits<unsigned>(x); }
 inline float float_of(unsigned bits) { return same_bits<float>(bits); }
+inline int kept(int x) { return x; }
 inline void open_exchange() {}
 inline void receive(int, int) { cluster_barrier(); }
 inline float from_lane_across(float x, int apart) {
@@ -40,6 +41,7 @@ struct Half;
 struct Quad;
 struct Words;
 struct BFloat16;
+inline float only_if(bool flag, float x) { return flag ? x : 0.f; }
 inline float to_float(Half);
 inline float to_float(BFloat16);
 inline void round_to(Half&, float);
@@ -55,6 +57,12 @@ template <int, class Input> void send_to_all(Input* target, Input value, bool th
 template <class Input> void send_to_team(Input* target, Input value, bool there);
 void store_for_team(Words* to, const Words& w);
 void load_if(bool wanted, Words& w, const Words* from);
+template <class T> void load_or_zero(bool there, T& to, const void* from) {
+    std::memset(&to, 0, sizeof to);
+    if (!there) return;
+    must_begin_at_a_multiple(from, sizeof to);
+    std::memcpy(&to, from, sizeof to);
+}
 template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input);
 
 #include "numbers.cuh"
@@ -89,7 +97,7 @@ inline void load_if(bool wanted, Words& w, const Words* from) {
     if (!wanted) return;
     pause_at_times();
     w = *from;
-    if (has_poison(w)) let_others_run();
+    if (largest(w) == POISON) let_others_run();
 }
 // As PTX's manual places the elements of m16n8k16 (two bytes) and m16n8k8 (four) in the lanes' registers.
 template <class Input> void multiply_tile(float* sum, const Words& a, unsigned b0, unsigned b1, Input) {

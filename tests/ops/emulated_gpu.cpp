@@ -159,6 +159,11 @@ unsigned in_lanes(bool flag) {
     return all;
 }
 
+void must_begin_at_a_multiple(const void* memory, int bytes) {
+    if (reinterpret_cast<size_t>(memory) % bytes == 0) return;
+    std::fprintf(stderr, "emulated_gpu.cpp: %d bytes at once that do not begin at a multiple of it\n", bytes), std::abort();
+}
+
 void store_in_all_blocks(void* target, const void* value, int size) {
     const auto offset = static_cast<char*>(target) - reinterpret_cast<char*>(self->shared);
     for (auto& shared : cluster->shared) std::memcpy(reinterpret_cast<char*>(shared.data()) + offset, value, size);

@@ -22,6 +22,7 @@ void store_in_global(unsigned* to, unsigned word);
 void gpu_fence();
 void let_others_run();
 void pause_at_times();  // for longer than others need for the next exchange
+void must_begin_at_a_multiple(const void* memory, int bytes);  // as what one load brings does
 // Copies a value to the same place in the shared memory of every block of the cluster.
 void store_in_all_blocks(void* target, const void* value, int size);
 void emulate(int cluster_size, int width_of_block, int blocks, int runs, int shared_floats, void (*kernel)(const void*),

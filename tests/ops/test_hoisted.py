@@ -75,6 +75,21 @@ def test_layers_of_one_shape_have_one_product(rec, shapes, batches, masked, monk
         torch.testing.assert_close(given, expected)
 
 
+def test_gradients_of_float32_biases_are_not_rounded():
+    generator = torch.Generator().manual_seed(0)
+    rec, weights = Recurrence("dmu", "tanh"), [torch.empty(9, 3), torch.empty(9, 7), torch.empty(9)]
+    weights += [torch.empty(14, 9), torch.empty(14)]
+
+    def record(features):
+        return torch.randn(64, 2, features, generator=generator).bfloat16()
+
+    deltas = record(delta_features(rec, weights))
+    records = record(7), record(trace_features(rec, weights)), deltas
+    found = hoisted.weight_gradients(rec, record(3), record(7)[0], weights, Sequences(), *records, [True] * 5)
+    exact = deltas.double().sum((0, 1))
+    torch.testing.assert_close(torch.cat([found[2], found[4]]).double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_products_of_equals_round_once_in_half_precision():
     generator = torch.Generator().manual_seed(0)
     left, right = (torch.randn(16384, 2, 64, generator=generator).bfloat16() for _ in range(2))

@@ -9,26 +9,35 @@ from deepmemory.ops.nvrtc.plan import Shape, lay_out, layouts, plans, teams
 from deepmemory.ops.nvrtc.spread import FMA, MMA, SPLIT, lane_tile
 
 
-def test_the_engine_does_not_split_float32_by_itself(monkeypatch):
-    monkeypatch.setattr(nvrtc, "_device", lambda index: HOPPER)
-    shape = Shape("dmu", "tanh", 830, (830,) * 10)
-    exact, in_tf32 = (nvrtc._layout(shape, exact, 1, 20, False, 0) for exact in (True, False))
-    assert (exact.product, in_tf32.product) == (FMA, MMA)
+def test_float32_is_split_for_the_tensor_cores_where_layers_are_wide(monkeypatch):
+    def product(width, exact, device):
+        monkeypatch.setattr(nvrtc, "_device", lambda index: device)
+        return nvrtc._layout(Shape("dmu", "tanh", width, (width,) * 10), exact, 1, 20, False, 0).product
+
+    assert [product(830, exact, HOPPER) for exact in (True, False)] == [SPLIT, MMA]
+    assert product(16, True, HOPPER) == FMA
+    for capability, in_tf32 in ((7, 5), FMA), ((8, 9), MMA), ((12, 0), MMA):
+        other = HOPPER._replace(capability=capability, clusters_at_once={})
+        assert [product(830, exact, other) for exact in (True, False)] == [FMA, in_tf32]
 
 
-def test_layers_with_direct_sums_are_small_and_not_deep():
+def test_layers_with_direct_sums_are_small():
     def offered(cell, widths):
+        """Which: with layers that share their code, and streamed weights; or nothing."""
         shape = Shape(cell, "tanh", widths[-1], widths, torch.bfloat16)
         found = [layout for layout in layouts(shape, (FMA, MMA), 64, HOPPER.shared_limit, ()) if layout.direct]
-        assert all(layout.product == FMA and layout.cluster == 1 and not layout.streams for layout in found)
-        return bool(found)
+        assert all(layout.product == FMA and layout.cluster == 1 for layout in found)
+        return {(len(layout.stages(shape)) < len(widths), layout.streams) for layout in found}
 
     pixels = Shape("dmu", "leaky_relu", 128, (128,))
     assert plans(pixels, (FMA,), 1, 128, *HOPPER[1:])[0].direct
-    assert offered("dmu", (128,))
-    assert offered("dmu", (93, 51, 77))
-    assert not offered("dmu", (64,) * 4)  # layers that share their code
-    assert not offered("dmu", (256, 256))  # weights in global memory
+    assert offered("dmu", (128,)) == offered("dmu", (93, 51, 77)) == {(False, False)}
+    # Compiled for each of them, or with code that they share, for many rows.
+    assert offered("dmu", (64,) * 6) == offered("rhn", (64,) * 6) == {(False, False), (True, False)}
+    assert offered("dmu", (64,) * 7) == {(True, False)}
+    assert offered("dmu", (64,) * 30) == {(True, True)}  # each layer's weights are fetched while others are multiplied
+    assert not offered("dmu", (128,) * 7)  # which are too many for that
+    assert not offered("dmu", (256, 256))
     assert not offered("lstm", (512,))
 
 
@@ -82,8 +91,25 @@ def test_wide_layers_are_spread_over_more_blocks_than_a_cluster_has(width, depth
 def test_many_warps_have_few_sums_in_registers(rows, most):
     """A lane of 16 warps spills where it has sums of more than four tiles of several outputs."""
     shape = Shape("rhn", "tanh", 1184, (1184,) * 3, torch.bfloat16)
-    few, many = (lay_out(shape, MMA, rows, 37, warps, HOPPER.shared_limit, team=True) for warps in (8, 16))
+    limit, how = HOPPER.shared_limit, {"team": True, "straight": False}
+    few, many = (lay_out(shape, MMA, rows, 37, warps, limit, **how) for warps in (8, 16))
     assert max(many.forward.outputs) <= most < max(few.forward.outputs)
+
+
+@pytest.mark.parametrize(
+    ("cell", "widths", "rows", "team", "forward", "backward"),
+    [
+        ("dmu", (830,) * 10, 10, 52, True, True),
+        ("dmu", (1000,) * 10, 32, 63, True, True),
+        ("dmu", (1232,) * 5, 22, 39, False, False),  # too many sums in registers
+        ("lstm", (1184,), 22, 37, False, True),  # more of them are no harm in a single layer
+        ("dmu", (1024, 512), 16, 32, False, False),  # all weights find room
+    ],
+)
+def test_inputs_of_teams_come_straight_where_weights_are_short_of_room(cell, widths, rows, team, forward, backward):
+    shape = Shape(cell, "tanh", widths[-1], widths, torch.bfloat16)
+    layout = lay_out(shape, MMA, rows, team, 16, HOPPER.shared_limit, team=True)
+    assert (layout.forward.straight, layout.backward.straight) == (forward, backward)
 
 
 def test_only_hopper_and_newer_fetch_weights_ahead():

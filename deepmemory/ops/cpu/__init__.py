@@ -25,6 +25,7 @@ from torch import Tensor
 
 from deepmemory.ops.recurrence import ACTIVATIONS, CELLS, Recurrence, Sequences
 
+reads_zeros = False
 LEVEL_VARIABLE = "DEEPMEMORY_CPU_LEVEL"
 
 _CELL = {name: i for i, name in enumerate(CELLS)}

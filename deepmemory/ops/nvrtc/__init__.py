@@ -1,8 +1,9 @@
 """Fused loops over time for NVIDIA GPUs from CUDA source that is compiled at run time.
 
 The weights stay on the chip, spread over a cluster or a team of multiprocessors where one is too small. Products are
-exact in float32, or run on the tensor cores in bfloat16, float16 and, where torch allows it to recurrent layers, TF32;
-sums and states are float32. The compiler, NVRTC, comes with torch; nothing has to be installed.
+exact in float32, or run on the tensor cores: in bfloat16, float16 and, where torch allows it to recurrent layers, TF32,
+or as three in TF32 with nearly float32's accuracy. Sums and states are float32. The compiler, NVRTC, comes with torch;
+nothing has to be installed.
 """
 
 from __future__ import annotations
@@ -19,12 +20,17 @@ from deepmemory.ops import hoisted
 from deepmemory.ops.layout import delta_features, linear_layers, trace_features
 from deepmemory.ops.nvrtc import compiler, products
 from deepmemory.ops.nvrtc.plan import CLUSTERS, DTYPES, MANY_STEPS, MOST_WARPS, Plan, Shape, plans
-from deepmemory.ops.nvrtc.spread import FMA, LOW
+from deepmemory.ops.nvrtc.spread import EXACT, FMA, LOW
 from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
+reads_zeros = True
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
+LOADED_BYTES = 16  # of a matrix at a time
 POISON = -1  # a word that has not come yet, as the kernels know it
 NO_GRAD_Y = (0,) * 5  # address and strides
+# Major capabilities of GPUs on which three products in TF32 are faster than one in float32: timed on Hopper. Tensor
+# cores of GPUs for games take longer for them.
+FAST_IN_TF32 = 9, 10
 MOST_ROWS = 2**32  # (run, step, sequence), which the kernels count in 32 bits; elements may be more
 
 
@@ -117,7 +123,7 @@ class Layer(NamedTuple):
     streamed: tuple[int, int]  # float32 numbers of memory for what a sweep, forward or backward, reads at every step
     exchanged: tuple[int, int]  # and 32-bit words of memory that teams exchange through
     kernels: dict[bool, Launcher]  # by whether they save
-    tables: dict[tuple[bool, ...], products.Table | None]  # of weight gradients, by which of them somebody asks for
+    tables: dict[tuple[bool, ...], products.Table]  # of weight gradients, by which of them somebody asks for
 
     def launcher(self, save: bool) -> Launcher:
         """The layer's kernels, compiled when first used."""
@@ -149,8 +155,11 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
         blocks, threads = -(-batch // layout.rows) * layout.cluster, 32 * layout.warps
         features = trace_features(rec, weights), delta_features(rec, weights)
         linear = linear_layers(rec, weights)
-        # The bias of the input is in the projected x already; torch's own cells have another one on the state's side.
-        places = [*[part.weight for part in linear], *[part.bias for part in linear]]
+        # The first bias is the sweep's, which reads it as it is. That of the input of torch's own cells is in the
+        # projected x: a GRU has to keep the two apart.
+        first, *others = [part.bias for part in linear]
+        first = first if rec.classic else 2 if rec.bias else None
+        places = [*[part.weight for part in linear], first, *others]
         quads = layout.forward.streamed_quads, layout.backward.streamed_quads
         streamed = runs * layout.cluster * quads[0] * 4, runs * layout.cluster * quads[1] * 4
         groups = runs * (blocks // layout.cluster)
@@ -162,8 +171,10 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
 
 def _layout(shape: Shape, exact: bool, runs: int, batch: int, single: bool, index: int) -> Plan:
     device = _device(index)
-    # Not SPLIT, which benchmarks/layouts.py tries: it has to run on a GPU before its accuracy can be promised.
-    products = (FMA,) if exact or device.capability < (8, 0) else LOW
+    if exact:
+        products = EXACT if device.capability[0] in FAST_IN_TF32 else (FMA,)
+    else:
+        products = LOW if device.capability >= (8, 0) else (FMA,)
     return plans(shape, products, runs, batch, *device[1:], 1 if single else MANY_STEPS)[0]
 
 
@@ -186,7 +197,7 @@ def forward(
     lengths = sequences.lengths
     layer = _layer(rec, x, weights, sequences)
     weight, bias = rec.input_weights(weights)
-    projected = hoisted.project(x, weight, bias, lengths)
+    projected = hoisted.project(x, weight, bias if rec.classic else None, lengths)
     y = _record(x, layer.shape.hidden_size, lengths)
     trace = _record(x, layer.trace_features, lengths) if save else x.new_empty(0)
     final = [_empty_like(s) for s in state]
@@ -236,8 +247,11 @@ def _h_and_c(tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | 
     return tensors[0], tensors[1] if len(tensors) == 2 else None
 
 
-def _addresses(tensors: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]]:
-    """Where contiguous values of tensors lie, and those that were copied, to be kept until a launch is queued."""
+def _addresses(tensors: Sequence[Tensor | None], matrices: int = 0) -> tuple[list[int], list[Tensor]]:
+    """Where contiguous values of tensors lie, and those that were copied, to be kept until a launch is queued.
+
+    The first ones are ``matrices``, of which kernels load 16 bytes at a time.
+    """
     addresses, copies = [], []
     for t in tensors:
         if t is None:
@@ -246,7 +260,12 @@ def _addresses(tensors: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor
         if not t.is_contiguous():
             t = t.contiguous()
             copies.append(t)
-        addresses.append(t.data_ptr())
+        address = t.data_ptr()
+        if address % LOADED_BYTES and len(addresses) < matrices:
+            t = t.clone()
+            copies.append(t)
+            address = t.data_ptr()
+        addresses.append(address)
     return addresses, copies
 
 
@@ -269,7 +288,7 @@ def _sweep(
     save: bool,
 ) -> None:
     """Queue one sweep; ``tensors`` come in the order of ``struct Arguments``."""
-    row, _copies = _addresses(tensors)
+    row, _copies = _addresses(tensors, matrices=len(layer.weights) // 2)
     row += NO_GRAD_Y if grad_y is None else (grad_y.data_ptr(), *_strides(grad_y))
     row += (*x.shape[-3:-1], rec.reverse)
     layer.launcher(save).sweep(backward, array("q", row), layer.blocks, layer.runs, layer.threads)
@@ -292,7 +311,7 @@ def _weight_gradients(
     deltas: Tensor,
     needs: tuple[bool, ...],
 ) -> Sequence[Tensor | None]:
-    """The gradients of the weights. Small products take one launch, whose results are parts of one tensor."""
+    """The gradients of the weights. Small products take a launch or two, whose results are parts of one tensor."""
     if not any(needs):
         return [None] * len(needs)
     runs, (steps, batch) = layer.runs, x.shape[-3:-1]
@@ -300,16 +319,17 @@ def _weight_gradients(
         layer.tables[needs] = products.table(rec, weights, runs, needs)
     table = layer.tables[needs]
     most = products.MOST_MULTIPLICATIONS[x.dtype is not torch.float32]
-    if table is None or runs * steps * batch * table.multiplications > most:
+    if runs * steps * batch * table.multiplications > most * len(table.launches):
         return hoisted.weight_gradients(rec, x, h0, weights, sequences, y, trace, deltas, needs)
     pieces = table.pieces(steps * batch, runs, _device(layer.device).multiprocessors)
     out = x.new_empty(pieces, table.total, dtype=torch.float32)
     x = x if x.stride(-1) == 1 else x.contiguous()
     records, _copies = _addresses([h0, y, trace, *sequences[:3]])
     row = [deltas.data_ptr(), x.data_ptr(), *records, out.data_ptr()]
-    row += (*_strides(x)[:3], steps, batch, rec.reverse, pieces, table.tiles, table.total)
-    arguments = array("q", row) + table.terms
-    layer.launcher(True).sum_products(arguments, table.tiles * pieces, runs, table.tile.shared_bytes)
+    row += (*_strides(x)[:3], steps, batch, rec.reverse, -(-steps * batch // pieces))
+    for terms, tiles in table.launches:
+        arguments = array("q", (*row, tiles, table.total)) + terms
+        layer.launcher(True).sum_products(arguments, tiles * pieces, runs, table.tile.shared_bytes)
     flat = out.sum(0) if pieces > 1 else out
     if weights[1].dtype is not torch.float32:
         flat = flat.to(weights[1].dtype)

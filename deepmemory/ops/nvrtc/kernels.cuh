@@ -1,6 +1,6 @@
 // What the host launches.
 
-#if TEAM || (DIRECT && WARPS < 8)  // as many registers as there are; with 8 warps ptxas spills less if not told so
+#if TEAM || DIRECT  // with as many registers as there are, or ptxas lets every product wait for its inputs one by one
 #define LAYOUT __launch_bounds__(THREADS, 1)
 #elif CLUSTER > 1
 #define LAYOUT __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)

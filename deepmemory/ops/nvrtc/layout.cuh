@@ -7,7 +7,7 @@
 //                 split for the tensor cores: three products in TF32
 //   D             features of the state
 //   LAYERS        linear layers of a step
-//   STAGES        runs of layers of one shape, which share their code; the first layer is a stage of its own
+//   STAGES        runs of layers of one shape, which share their code; the first layer is a stage of its own, and so may all be
 //   WIDTHS        output features of each stage's layers, not counting gates
 //   REPEATS       layers of each stage
 //   ROWS          sequences of a cluster
@@ -15,7 +15,7 @@
 //   TEAM          whether the blocks of a cluster are a team: any number of them, that exchange through global memory
 //   DIRECT        0: sums go through shared memory, where other threads finish them. Otherwise the warps of a single block have
 //                 whole sums of what their own lanes finish, and so many lanes share the inputs of an output (exact
-//                 multiplications, stages of one layer, nothing in global memory)
+//                 multiplications; in global memory, weights of layers that share their code alone)
 //   RESIDUAL      whether hidden layers of a dmu, from the second on, add to the one before
 //   HIDDEN_MASK, STATE_MASK, RESETS   whether sequences have masks of a dmu's hidden layers, of the state, and resets
 // and for each stage, of the forward sweep and of the backward one:
@@ -26,6 +26,8 @@
 //                 in shared memory; those of the rest are read from global memory at every step
 // and for each sweep:
 //   AHEAD_*, SLOT_*   how many slots of that rest a warp fetches before it needs them, and rows of 32 quads of a slot
+//   STRAIGHT_*    whether the inputs of a team come straight from global memory to the registers of the warps that multiply
+//                 them (tensor cores): a warp has one slice of them at most, and all outputs of the block
 
 enum { DMU, RHN, RNN, GRU, LSTM };
 enum { LEAKY_RELU, RELU, TANH, SILU, GELU };
@@ -41,11 +43,17 @@ constexpr int KEPT[2][STAGES] = {{KEPT_FORWARD}, {KEPT_BACKWARD}};
 constexpr int SHARED[2][STAGES] = {{SHARED_FORWARD}, {SHARED_BACKWARD}};
 constexpr int AHEAD[2] = {AHEAD_FORWARD, AHEAD_BACKWARD};
 constexpr int SLOT[2] = {SLOT_FORWARD, SLOT_BACKWARD};
+constexpr bool STRAIGHT[2] = {STRAIGHT_FORWARD, STRAIGHT_BACKWARD};
+constexpr int STRAIGHT_WORDS = 8;  // of 16 bytes, of weights and of inputs, that a lane of such a warp has at once
+static_assert(!(STRAIGHT[0] || STRAIGHT[1]) || (TEAM && TENSOR_CORES));
 
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 constexpr int round_up(int a, int b) { return ceil_div(a, b) * b; }
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
+constexpr int largest_divisor(int a, int power_of_two) {  // that is a power of two and not above
+    return a % power_of_two ? largest_divisor(a, power_of_two / 2) : power_of_two;
+}
 
 constexpr int inputs(int s) { return s == 0 ? D : WIDTH[s - 1]; }
 constexpr int features(int s) { return WIDTH[s]; }
@@ -62,7 +70,7 @@ constexpr int all_slices(int f) { return CLUSTER * slice(f); }
 
 // Who finishes what: anybody anything, or (DIRECT) a warp what it has summed. It takes items, which are a group of features
 // with all gates and a part of the rows. `spread.py` counts the same.
-static_assert(!DIRECT || (CLUSTER == 1 && !TENSOR_CORES && LAYERS == STAGES));
+static_assert(!DIRECT || (CLUSTER == 1 && !TENSOR_CORES));
 constexpr int SHARING = larger(1, DIRECT), SIDE_BY_SIDE = 32 / SHARING;  // lanes with the same features, and features in lanes
 constexpr int MOST_FEATURES_OF_LANE = 4;
 constexpr int features_of_lane(int f) { return smaller(ceil_div(f, SIDE_BY_SIDE * WARPS), MOST_FEATURES_OF_LANE); }
@@ -127,7 +135,7 @@ struct Arguments {               // every field has 8 bytes: the host sends a ro
     Quad* streamed;                // [R, CLUSTER, WARPS, slots, quads] for weights that find no room on the chip
     Words* exchanged;              // [R, teams, TEAM_BUFFERS, ROWS, words] of a team, all POISON before a sweep
     const Value* projected;        // [R, T, B, gates * features] of layer 0
-    const Value* h0;               // [R, B, D]
+    const Value* h0;               // [R, B, D] or null: zeros
     const Value* c0;
     const int64* lengths;          // [R, B] or null
     const unsigned char* resets;   // [R, T, B] or null: whether the state is zero before a step

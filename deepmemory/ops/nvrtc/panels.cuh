@@ -22,7 +22,8 @@ template <int STAGE, bool BACK> struct Spread {
     static constexpr int quads = TENSOR_CORES ? 2 * at_once : at_once;  // of weights that a lane has for one unit
     static constexpr int outputs = (TENSOR_CORES ? 16 : DIRECT ? SIDE_BY_SIDE : lanes) * at_once;  // of an item
     static constexpr int unit = TENSOR_CORES ? 64 / int(sizeof(Input)) : 4 * SHARING;
-    static constexpr int units = ceil_div(P::in, unit);
+    // STRAIGHT: with those of blocks that own padding alone, or nobody would wait for these.
+    static constexpr int units = ceil_div(!BACK && STRAIGHT[0] ? all_slices(inputs(STAGE)) : P::in, unit);
     static constexpr int units_per_item = UNITS[BACK][STAGE];
     static constexpr int groups = DIRECT ? feature_groups(width) : ceil_div(P::out, outputs);
     static constexpr int slices = ceil_div(units, units_per_item), sets = groups * slices;  // of weights
@@ -35,7 +36,8 @@ template <int STAGE, bool BACK> struct Spread {
     static constexpr int kept = KEPT[BACK][STAGE], shared = SHARED[BACK][STAGE];
     static constexpr int streamed = layers_of<STAGE> * units_per_item - kept - shared;
     static constexpr int rows_of_unit = ceil_div(quads * lanes, 32);  // of 32 quads, in a warp's stream
-    static_assert(!DIRECT || (slices == 1 && streamed == 0 && at_once == gates_of * features_of_lane(width)));
+    static_assert(!STRAIGHT[BACK] || (groups == 1 && items <= WARPS));
+    static_assert(!DIRECT || (slices == 1 && at_once == gates_of * features_of_lane(width)));
     // The j-th output of a lane (exact multiplications), P::out where there is none.
     DEVICE static int output(int group, int j, int lane) {
         if (!DIRECT) return (group * at_once + j) * lanes + lane;
@@ -93,9 +95,21 @@ template <bool BACK, int STAGE = 0> constexpr int quads_in_shared() {
 // A slot has several small units of an item, or a large unit takes several slots.
 template <int STAGE, bool BACK> constexpr int units_of_slot = larger(1, SLOT[BACK] / Spread<STAGE, BACK>::rows_of_unit);
 template <int STAGE, bool BACK> constexpr int slots_of_unit = ceil_div(Spread<STAGE, BACK>::rows_of_unit, SLOT[BACK]);
-// Of all units of a stage's layers the first ones are on the chip: how many of this layer.
+// Of all units of a stage's layers the first ones are on the chip: how many of this layer. In DIRECT sweeps layers that share
+// their code are there as a whole or not at all, in turn: while one is there, those of the next are on their way.
+template <int STAGE, bool BACK> constexpr int layers_on_chip = Spread<STAGE, BACK>::shared / Spread<STAGE, BACK>::units_per_item;
+template <int STAGE, bool BACK> constexpr int on_chip_before(int layer) {
+    if (!DIRECT || layers_of<STAGE> == 1) return layer;
+    return layer * layers_on_chip<STAGE, BACK> / layers_of<STAGE>;
+}
+template <int STAGE, bool BACK> constexpr int layer_on_chip(int place) {  // which layer is at this place
+    if (!DIRECT || layers_of<STAGE> == 1) return place;
+    return ceil_div((place + 1) * layers_of<STAGE>, larger(1, layers_on_chip<STAGE, BACK>)) - 1;
+}
 template <int STAGE, bool BACK> constexpr int units_on_chip(int layer) {
     using S = Spread<STAGE, BACK>;
+    if (DIRECT && layers_of<STAGE> > 1)
+        return (on_chip_before<STAGE, BACK>(layer + 1) - on_chip_before<STAGE, BACK>(layer)) * S::units_per_item;
     return smaller(larger(S::kept + S::shared - layer * S::units_per_item, 0), S::units_per_item);
 }
 template <int STAGE, bool BACK> constexpr int slots_of_layer(int layer) {  // and of an item
@@ -133,14 +147,16 @@ template <bool BACK, int STAGE = 0> constexpr int biases_in_shared() {  // of la
 // TEAM_FENCE exchanges, makes sure of it before its next one (see ops/README.md).
 constexpr int TEAM_BUFFERS = 16, TEAM_FENCE = 8;
 static_assert((TEAM_BUFFERS & (TEAM_BUFFERS - 1)) == 0 && TEAM_FENCE <= TEAM_BUFFERS - 3);
-template <bool BACK> constexpr int team_buffer_words() {  // of 16 bytes
-    return TEAM ? ROWS * most_inputs_sent<BACK>() / SENT_TOGETHER : 0;
+template <bool BACK> constexpr int team_row(int inputs) {  // words of 16 bytes; a warp reads neighbours of several rows at once
+    return round_up(inputs / SENT_TOGETHER, STRAIGHT[BACK] ? 8 : 1);
 }
+template <bool BACK> constexpr int team_buffer_words() { return TEAM ? ROWS * team_row<BACK>(most_inputs_sent<BACK>()) : 0; }
 // Shared memory, in floats: barriers, buffers of rows, partial sums, lengths of the rows, biases, weights that stay, weights
-// on their way. A team, whose other buffers are in global memory, has one.
+// on their way. A team, whose other buffers are in global memory, has one of rows or, if it takes them STRAIGHT, none.
 constexpr int BARRIERS = 4, ROW_BUFFERS = TEAM ? 1 : 2;
+template <bool BACK> constexpr int rows_in_shared() { return STRAIGHT[BACK] ? 0 : ROW_BUFFERS * buffer_floats<BACK>(); }
 template <bool BACK> constexpr int shared_size() {
-    return BARRIERS + ROW_BUFFERS * buffer_floats<BACK>() + sums_size<BACK>() + round_up(ROWS, 4) +
+    return BARRIERS + rows_in_shared<BACK>() + sums_size<BACK>() + round_up(ROWS, 4) +
            round_up(biases_in_shared<BACK>(), 4) + 4 * quads_in_shared<BACK>() + ring_floats<BACK>();
 }
 
@@ -157,6 +173,7 @@ template <bool BACK> struct Stream {
     int slots;          // 0: this warp has none
     int slot = 0, next = 0;  // in the ring, and in global memory
     unsigned turn = 0;       // counts the rounds of the ring
+    int owed = 0;            // slots that have been used, and are released where there is time for it
     Quad held[HOLDS ? SLOT[BACK] : 1];
 
     DEVICE void place(Quad* shared, Quad* in_global) {
@@ -205,6 +222,10 @@ template <bool BACK> struct Stream {
             for (int k = 0; k < COUNT; ++k) advance();
             if constexpr (HOLDS) hold();
         }
+    }
+    DEVICE void settle() {
+#pragma unroll 1
+        for (; owed > 0; --owed) release<1>();
     }
 };
 
@@ -289,7 +310,10 @@ template <int STAGE, bool BACK> struct FmaSums {
 // four neighbours of them, which are its parts of two products. The order of inputs within a unit is ours to choose.
 template <int STAGE, bool BACK> struct MmaSums {
     using S = Spread<STAGE, BACK>;
-    static constexpr int J = S::at_once, TILES = PADDED_ROWS / 8, STRIDE = row_stride<BACK>() * int(sizeof(Input)) / 16;
+    static constexpr int J = S::at_once, TILES = PADDED_ROWS / 8;
+    static constexpr int SENT = inputs_sent<BACK, STAGE>();
+    static constexpr int STRIDE = STRAIGHT[BACK] ? team_row<BACK>(SENT) : row_stride<BACK>() / SENT_TOGETHER;
+    static_assert(!STRAIGHT[BACK] || S::padded_inputs >= SENT, "a block that nobody waits for falls behind");
     static constexpr int SUMS = J * TILES * 4, CHAINS = SPLIT && J * TILES < 4 ? 3 : 1;  // that do not wait for one another
     float sum[CHAINS * SUMS];
     const Words* in;
@@ -309,11 +333,25 @@ template <int STAGE, bool BACK> struct MmaSums {
 #pragma unroll
         for (int k = SUMS; k < CHAINS * SUMS; ++k) sum[k] = 0.f;
     }
+    DEVICE const Words* input(int tile, int q) const {
+        return in + (ROWS % 8 && tile == TILES - 1 ? of_last_tile : tile * 8 * STRIDE) + q * 4;
+    }
+    // Inputs of COUNT units, which other blocks of a team send; the tensor cores want all lanes.
+    template <int COUNT> DEVICE void receive(Words* b, int slice, int begin) const {
+        const int lane = thread_index() % 32, left = SENT / SENT_TOGETHER - slice * S::units_per_item * 4 - lane % 4;
+        const auto is_sent = [&](int k) {  // what is not in the row, or in no row, is not
+            const int q = begin + k / TILES, row = k % TILES * 8 + lane / 4;
+            return q < S::units_per_item && q * 4 < left && row < ROWS;
+        };
+        receive_words<COUNT * TILES, true>(b, is_sent, [&](int k) { return input(k % TILES, begin + k / TILES); });
+    }
     DEVICE void add(const Quad* w, int q) {
         Words b[TILES];
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile)
-            b[tile] = in[(ROWS % 8 && tile == TILES - 1 ? of_last_tile : tile * 8 * STRIDE) + q * 4];
+        for (int tile = 0; tile < TILES; ++tile) b[tile] = *input(tile, q);
+        add(w, b);
+    }
+    DEVICE void add(const Quad* w, const Words* b) {
         if constexpr (SPLIT) {
             Words near[TILES], left[TILES];
 #pragma unroll
@@ -370,90 +408,109 @@ template <int STAGE, bool BACK> struct Panel {
     const Quad* shared;    // [units, sets, J, lanes]
     // DIRECT sweeps read some of these weights before the barrier that a product's inputs wait for, so that so many units have
     // theirs in registers when it begins, and some of the inputs right after it: before they come, there is time to store what
-    // the layer before has left. At most so many quads of each.
-    static constexpr int READ_EARLY = DIRECT && S::items_per_warp == 1 ? 8 : 0;
+    // the layer before has left. At most so many quads of each, but for one unit of the inputs.
+    static constexpr int READ_EARLY = DIRECT && S::items_per_warp == 1 && S::streamed == 0 ? 8 : 0;
+    static_assert(!(DIRECT && S::streamed) || (looped && Stream<BACK>::HOLDS && S::items == WARPS));
     static constexpr int early = smaller(S::units_per_item - S::kept, READ_EARLY / J), in_registers = S::kept + early;
-    static constexpr int at_once = smaller(larger(1, in_registers), larger(1, 8 / S::rows));  // units of inputs
+    static constexpr int at_once = smaller(larger(1, in_registers), larger(1, READ_EARLY / S::rows));  // units of inputs
     static constexpr bool reads_early = READ_EARLY && in_registers > 0;
     Quad prepared[larger(1, early * J)];
     Quad first[reads_early ? at_once * S::rows : 1];
 
-    // The weight from input k to the block's output n, zero where there is none.
-    DEVICE static const Weight* place(const Weight* weight, int rank, int k, int n) {
+    // What a lane fetches of a matrix at once: RUN inputs that follow one another, of one output or, for a tile of the tensor
+    // cores, of two; as many quads are made of them. It is fetched without branches, which would wait for the memory, and
+    // stays as it came until all of it is on its way.
+    static constexpr int IN_WORD = 4 / int(sizeof(Input)), RUN = 4 * IN_WORD, RUNS = TENSOR_CORES ? 2 : 1;
+    static constexpr int IN_VECTOR = smaller(RUN, 16 / int(sizeof(Weight)));  // numbers that one load brings
+    struct Fetched { Weight runs[RUNS][RUN]; };
+
+    DEVICE static Fetched fetched(const Weight* matrix, int rank, int unit, int group, int j, int lane) {
+        const int k = unit * S::unit + (TENSOR_CORES ? lane % 4 * RUN : DIRECT ? lane / SIDE_BY_SIDE * RUN : 0);
+        Fetched all;
+#pragma unroll
+        for (int r = 0; r < RUNS; ++r)
+            fetch_run(all.runs[r], matrix, rank, k,
+                      TENSOR_CORES ? group * S::outputs + j * 16 + r * 8 + lane / 4 : S::output(group, j, lane));
+        return all;
+    }
+    // The weights from inputs k, k + 1, ... to the block's output n, zero where there is none.
+    DEVICE static void fetch_run(Weight* to, const Weight* matrix, int rank, int k, int n) {
         const int feature = rank * P::own + n % P::own;
-        if (k >= P::in || n >= P::out || feature >= (BACK ? inputs(STAGE) : features(STAGE))) return nullptr;
-        if constexpr (!BACK) return weight + int64(n / P::own * features(STAGE) + feature) * P::in + k;
-        constexpr int apart = all_slices(features(STAGE));  // gates
-        if (k % apart >= features(STAGE)) return nullptr;
-        return weight + int64(k / apart * features(STAGE) + k % apart) * inputs(STAGE) + feature;
-    }
-    DEVICE static float number(const Weight* weight, int rank, int k, int n) {
-        const Weight* at = place(weight, rank, k, n);
-        return at ? to_float(*at) : 0.f;
-    }
-    DEVICE static float word(const Weight* weight, int rank, int k, int n) {  // as many inputs as it holds
-        return in_one_word(as_input(number(weight, rank, k, n)), as_input(number(weight, rank, k + 1, n)));
-    }
-    DEVICE static Quad quad(const Weight* weight, int rank, int unit, int group, int j, int lane) {
-        if constexpr (TENSOR_CORES) {
-            constexpr int in_word = 4 / int(sizeof(Input));
-            const int k = unit * S::unit + (lane % 4 * 4 + j % 2 * 2) * in_word;
-            const int n = group * S::outputs + j / 2 * 16 + lane / 4;
-            return {word(weight, rank, k, n), word(weight, rank, k, n + 8), word(weight, rank, k + in_word, n),
-                    word(weight, rank, k + in_word, n + 8)};
+        const bool exists = n < P::out && feature < (BACK ? inputs(STAGE) : features(STAGE));
+        if constexpr (!BACK) {
+            constexpr int at_once = largest_divisor(P::in, IN_VECTOR);  // a matrix begins at a multiple of 16 bytes
+            const Weight* from = matrix + unsigned((n / P::own * features(STAGE) + feature) * P::in + k);
+#pragma unroll
+            for (int c = 0; c < RUN; c += at_once) load_or_zero<at_once>(exists && k + c < P::in, to + c, from + c);
         } else {
-            const int n = S::output(group, j, lane), k = unit * S::unit + (DIRECT ? lane / SIDE_BY_SIDE * 4 : 0);
-            if constexpr (!BACK && P::in % 4 == 0 && sizeof(Weight) == 4) {  // four neighbours
-                const Weight* all = place(weight, rank, k, n);
-                if (all && reinterpret_cast<int64>(all) % 16 == 0) return *reinterpret_cast<const Quad*>(all);
+            constexpr int apart = all_slices(features(STAGE));  // gates
+            int gate = k / apart, place = k % apart;
+            const Weight* from = matrix + unsigned((gate * features(STAGE) + place) * inputs(STAGE) + feature);
+#pragma unroll
+            for (int c = 0; c < RUN; ++c) {
+                load_or_zero<1>(exists && gate < gates(STAGE) && place < features(STAGE), to + c, from + c * inputs(STAGE));
+                if (++place == apart && apart % RUN) place = 0, ++gate;  // FMA alone: nothing is between gates
             }
-            return {number(weight, rank, k, n), number(weight, rank, k + 1, n), number(weight, rank, k + 2, n),
-                    number(weight, rank, k + 3, n)};
+        }
+    }
+    DEVICE static void quads(const Fetched& from, Quad* to, int apart) {
+        const auto word = [&](int run, int k) {  // as many inputs as it holds
+            const Weight* at = from.runs[run] + k * IN_WORD;
+            return in_one_word(as_input(to_float(at[0])), as_input(to_float(at[IN_WORD - 1])));
+        };
+        if constexpr (TENSOR_CORES) {
+            to[0] = {word(0, 0), word(1, 0), word(0, 1), word(1, 1)};
+            to[apart] = {word(0, 2), word(1, 2), word(0, 3), word(1, 3)};
+        } else {
+            to[0] = {word(0, 0), word(0, 1), word(0, 2), word(0, 3)};
         }
     }
     // Puts the units that stay in shared memory, counted through all layers, in the order in which warps read them; several
     // loads at once are on their way.
     DEVICE static const Quad* fill_shared(const Arguments& a, int run, int rank, Quad*& memory) {
-        constexpr int size = S::shared * S::quads_of_unit, at_once = 4;
+        constexpr int of_unit = S::quads_of_unit / RUNS, of_item = J / RUNS * S::lanes, size = S::shared * of_unit;
+        constexpr int at_once = 4 / RUNS;
         Quad* to = memory;
         for (int begin = thread_index(); begin < size; begin += at_once * THREADS) {
-            Quad fetched[at_once];
+            Fetched all[at_once];
 #pragma unroll
             for (int k = 0; k < at_once; ++k) {
-                const int i = smaller(begin + k * THREADS, size - 1), unit = S::kept + i / S::quads_of_unit;
-                const int rest = i % S::quads_of_unit, item = rest / (J * S::lanes);
-                fetched[k] = quad(matrix(a, run, unit / S::units_per_item), rank,
-                                  item / S::groups * S::units_per_item + unit % S::units_per_item, item % S::groups,
-                                  rest / S::lanes % J, rest % S::lanes);
+                const int i = smaller(begin + k * THREADS, size - 1), unit = S::kept + i / of_unit;
+                const int item = i % of_unit / of_item, layer = layer_on_chip<STAGE, BACK>(unit / S::units_per_item);
+                all[k] = fetched(matrix(a, run, layer), rank,
+                                 item / S::groups * S::units_per_item + unit % S::units_per_item, item % S::groups,
+                                 i % of_item / S::lanes, i % S::lanes);
             }
 #pragma unroll
-            for (int k = 0; k < at_once; ++k)
-                if (begin + k * THREADS < size) to[begin + k * THREADS] = fetched[k];
+            for (int k = 0; k < at_once; ++k) {
+                const int i = begin + k * THREADS;
+                if (i < size) quads(all[k], to + i / S::lanes * RUNS * S::lanes + i % S::lanes, S::lanes);
+            }
         }
-        memory += size;
+        memory += S::shared * S::quads_of_unit;
         return to;
     }
     // Writes this warp's slots of all other units, in the order in which it takes them; returns where they end. Blocks of one
     // rank write the same to the same place.
     DEVICE static Quad* fill_stream(const Arguments& a, int run, int rank, Quad* to) {
-        constexpr int rows = S::rows_of_unit;
+        constexpr int rows = ceil_div(J / RUNS * S::lanes, 32), in_slot = units_of_slot<STAGE, BACK>;
         const int lane = thread_index() % 32;
         for (int k = 0; k < (S::streamed ? layers_of<STAGE> : 0); ++k) {
             const int layer = BACK ? layers_of<STAGE> - 1 - k : k, first = units_on_chip<STAGE, BACK>(layer);
             for (int item = thread_index() / 32; item < S::items; item += WARPS) {
                 for (int unit = first; unit < S::units_per_item; ++unit) {
-                    constexpr int in_slot = units_of_slot<STAGE, BACK>;
                     Quad* slot = to + (unit - first) / in_slot * (slots_of_unit<STAGE, BACK> * Stream<BACK>::QUADS) +
-                                 (unit - first) % in_slot * (rows * 32) + lane;
-                    Quad fetched[rows];
+                                 (unit - first) % in_slot * (S::rows_of_unit * 32) + lane;
+                    Fetched all[rows];
 #pragma unroll
                     for (int r = 0; r < rows; ++r) {
-                        const int i = smaller(r * 32 + lane, J * S::lanes - 1);
-                        fetched[r] = quad(matrix(a, run, layer), rank, item / S::groups * S::units_per_item + unit,
-                                          item % S::groups, i / S::lanes, i % S::lanes);
+                        const int i = smaller(r * 32 + lane, J / RUNS * S::lanes - 1);
+                        const int slice = DIRECT ? 0 : item / S::groups;
+                        all[r] = fetched(matrix(a, run, layer), rank, slice * S::units_per_item + unit, item % S::groups,
+                                         i / S::lanes, i % S::lanes);
                     }
 #pragma unroll
-                    for (int r = 0; r < rows; ++r) slot[r * 32] = fetched[r];
+                    for (int r = 0; r < rows; ++r) quads(all[r], slot + r * RUNS * 32, 32);
                 }
                 to += slots_of_layer<STAGE, BACK>(layer) * Stream<BACK>::QUADS;
             }
@@ -466,8 +523,10 @@ template <int STAGE, bool BACK> struct Panel {
     DEVICE static float bias_of(const Arguments& a, int run, int layer, int rank, int n) {
         const Weight* all = a.bias[layers_before(STAGE) + layer];
         const int feature = rank * P::own + n % P::own;
-        if (BACK || !all || n >= P::out || feature >= features(STAGE)) return 0.f;
-        return to_float(all[(int64(run) * gates(STAGE) + n / P::own) * features(STAGE) + feature]);
+        const bool exists = !BACK && all && n < P::out && feature < features(STAGE);
+        Weight bias;
+        load_or_zero<1>(exists, &bias, all + (int64(run) * gates(STAGE) + n / P::own) * features(STAGE) + feature);
+        return to_float(bias);
     }
 
     // Brings weights to where they stay: `pool` is what is left of the shared memory, `spare` is room for biases.
@@ -486,14 +545,12 @@ template <int STAGE, bool BACK> struct Panel {
                 const int item = warp + i * WARPS, slice = DIRECT ? 0 : item / S::groups, group = item % S::groups;
                 const bool begins = DIRECT ? lane < SIDE_BY_SIDE : slice == 0;
 #pragma unroll
-                for (int j = 0; j < J; ++j) {
+                for (int k = 0; k < S::kept * J; k += RUNS)
+                    quads(fetched(matrix(a, run, 0), rank, slice * S::units_per_item + k / J, group, k % J / RUNS, lane),
+                          kept + i * S::kept * J + k, 1);
 #pragma unroll
-                    for (int q = 0; q < S::kept; ++q)
-                        kept[(i * S::kept + q) * J + j] = item < S::items
-                            ? quad(matrix(a, run, 0), rank, slice * S::units_per_item + q, group, j, lane)
-                            : Quad{0.f, 0.f, 0.f, 0.f};
-                    bias[i * J + j] = begins ? bias_of(a, run, 0, rank, Sums::output(group, j)) : 0.f;
-                }
+                for (int j = 0; j < J; ++j)
+                    bias[i * J + j] = bias_of(a, run, 0, rank, begins ? Sums::output(group, j) : P::out);
             }
         }
     }
@@ -547,28 +604,102 @@ template <int STAGE, bool BACK> struct Panel {
         }
     }
 
-    // The same where sums are finished DIRECTly, in three parts: before the barrier, after it, and when inputs have come.
-    DEVICE Quad in_shared(int unit, int group, int j) const {  // of this lane
-        return shared[((unit - S::kept) * S::sets + group) * (J * S::lanes) + j * S::lanes + thread_index() % S::lanes];
+    // The same where inputs come STRAIGHT: weights are there before them, and sums are stored when everybody has finished
+    // with those of the layer before.
+    DEVICE void multiply_straight(int layer, const Input* rows, float* sums, Stream<BACK>& stream) const {
+        constexpr int units = S::units_per_item, tiles = Sums::TILES;
+        constexpr int at_once = smaller(units, larger(1, STRAIGHT_WORDS / larger(tiles, J)));
+        constexpr int in_slot = units_of_slot<STAGE, BACK>, taken = slots_of_unit<STAGE, BACK>;
+        static_assert(!S::streamed || !AHEAD[BACK] || (1 + (at_once + in_slot - 2) / in_slot) * taken <= AHEAD[BACK]);
+        const int slice = thread_index() / 32, lane = thread_index() % 32;
+        const bool busy = S::items == WARPS || slice < S::items;
+        const int here = S::streamed ? units_on_chip<STAGE, BACK>(layer) : units;
+        const Quad* from = shared + (layer * units * S::items + slice) * (J * S::lanes) + lane;
+        int used = 0, released = 0;  // slots, each with all units that it has
+        const auto weights = [&](Quad* w, int q) {  // of unit q
+            if (q < S::kept || S::streamed == 0 || q < here) {
+#pragma unroll
+                for (int j = 0; j < J; ++j)
+                    w[j] = q < S::kept ? kept[q * J + j] : from[((q - S::kept) * S::items * J + j) * S::lanes];
+                return;
+            }
+            const int slot = ((q - here) / in_slot - released) * taken, row = (q - here) % in_slot * S::rows_of_unit;
+            const Quad* arrived[taken];
+#pragma unroll
+            for (int k = 0; k < taken; ++k) arrived[k] = stream.arrived(slot + k) + row * 32 + lane;
+#pragma unroll
+            for (int j = 0; j < J; ++j) w[j] = stream.read(arrived[j / SLOT[BACK]] + j % SLOT[BACK] * 32);
+        };
+        float initial[J];
+#pragma unroll
+        for (int j = 0; j < J; ++j) {
+            if (!looped) initial[j] = bias[j];
+            else initial[j] = BACK || slice ? 0.f : biases[layer * S::padded_outputs + Sums::output(0, j)];
+        }
+        Sums sum(rows, slice, initial);
+#pragma unroll
+        for (int begin = 0; begin < units; begin += at_once) {
+            if (!busy) break;
+#pragma unroll 1
+            for (; released < used; ++released) stream.template release<taken>();
+            Quad w[at_once * J];
+#pragma unroll
+            for (int u = 0; u < at_once; ++u)
+                if (begin + u < units) weights(w + u * J, begin + u);
+            Words b[at_once * tiles];
+            sum.template receive<at_once>(b, slice, begin);
+#pragma unroll
+            for (int u = 0; u < at_once; ++u) {
+                const int q = begin + u;
+                if (q >= units) break;
+                sum.add(w + u * J, b + u * tiles);
+                used += S::streamed && q >= here && ((q - here) % in_slot == in_slot - 1 || q == units - 1);
+            }
+        }
+        block_barrier();
+        if (busy) sum.store(sums, slice, 0);
+        stream.owed = (used - released) * taken;
     }
-    DEVICE void prepare() {
+
+    // The same where sums are finished DIRECTly, in three parts: before the barrier, after it, and when inputs have come.
+    DEVICE static int first_item() {  // of a warp; without one of its own it takes another's, for nobody, and no branch
+        return smaller(thread_index() / 32, S::items - 1);
+    }
+    DEVICE static int part_of(int item) { return S::items == S::groups ? 0 : item / S::groups; }
+    DEVICE static int group_of(int item) { return S::items == S::groups ? item : item % S::groups; }
+    DEVICE Quad in_shared(int layer, int unit, int group, int j) const {  // of this lane
+        const int set = (on_chip_before<STAGE, BACK>(layer) * S::units_per_item + unit - S::kept) * S::sets + group;
+        return shared[set * (J * S::lanes) + j * S::lanes + thread_index() % S::lanes];
+    }
+    DEVICE void prepare(int layer) {
 #pragma unroll
         for (int k = 0; k < early * J; ++k)
-            prepared[k] = in_shared(S::kept + k / J, thread_index() / 32 % S::groups, k % J);
+            prepared[k] = in_shared(layer, S::kept + k / J, group_of(first_item()), k % J);
+    }
+    DEVICE float bias_in_shared(int layer, int n) const {  // of one of the lanes that share an output
+        const bool begins = thread_index() % 32 < SIDE_BY_SIDE && n < P::out;
+        return begins ? biases[layer * S::padded_outputs + n] : 0.f;
     }
     DEVICE void read(const Input* rows) {
         if constexpr (reads_early) {
-            const Sums sum(rows, thread_index() / 32 % S::items / S::groups, bias);
+            const float none[J] = {};
+            const Sums sum(rows, part_of(first_item()), none);
 #pragma unroll
             for (int q = 0; q < at_once; ++q) sum.read(first + q * S::rows, q);
         }
     }
-    DEVICE void multiply_directly(const Input* rows, float* own) const {
+    DEVICE void multiply_directly(int layer, const Input* rows, float* own, Stream<BACK>& stream) const {
 #pragma unroll
         for (int i = 0; i < S::items_per_warp; ++i) {
-            const int item = thread_index() / 32 + i * WARPS, part = item / S::groups, group = item % S::groups;
-            if (S::items % WARPS && item >= S::items) break;
-            Sums sum(rows, part, bias + i * J);
+            const int item = i == 0 ? first_item() : thread_index() / 32 + i * WARPS, group = group_of(item);
+            if (i > 0 && S::items % WARPS && item >= S::items) break;
+            float initial[J];
+#pragma unroll
+            for (int j = 0; j < J; ++j) {
+                if (!looped) initial[j] = bias[i * J + j];
+                else initial[j] = BACK ? 0.f : bias_in_shared(layer, Sums::output(group, j));
+            }
+            Sums sum(rows, part_of(item), initial);
 #pragma unroll
             for (int begin = 0; begin < in_registers; begin += at_once) {
                 const bool are_here = reads_early && begin == 0;
@@ -581,12 +712,18 @@ template <int STAGE, bool BACK> struct Panel {
                     sum.add(q < S::kept ? kept + (i * S::kept + q) * J : prepared + (q - S::kept) * J,
                             (are_here ? first : read_now) + (q - begin) * S::rows);
             }
-#pragma unroll(S::units_per_item <= 8 ? 8 : 4)
-            for (int q = in_registers; q < S::units_per_item; ++q) {
-                Quad w[J];
+            if (S::streamed && units_on_chip<STAGE, BACK>(layer) == 0) {
 #pragma unroll
-                for (int j = 0; j < J; ++j) w[j] = in_shared(q, group, j);
-                sum.add(w, q);
+                for (int q = 0; q < (S::streamed ? S::units_per_item : 0); ++q) sum.add(stream.held + q * J, q);
+                stream.template release<1>();
+            } else {
+#pragma unroll(S::units_per_item <= 8 ? 8 : 4)
+                for (int q = in_registers; q < S::units_per_item; ++q) {
+                    Quad w[J];
+#pragma unroll
+                    for (int j = 0; j < J; ++j) w[j] = in_shared(layer, q, group, j);
+                    sum.add(w, q);
+                }
             }
             sum.finish(own + i * (elements_of_item(S::width) * S::gates_of));
         }

@@ -17,6 +17,7 @@ from deepmemory.ops.nvrtc.spread import (
     ON_TENSOR_CORES,
     PRODUCTS,
     SPLIT,
+    TILE_OUTPUTS,
     Layer,
     Spread,
     own_features,
@@ -41,16 +42,18 @@ STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a m
 # What teams read from the second cache in a microsecond: a block of its inputs, which are the same for all blocks of a
 # team; all blocks together of weights, which are not.
 TEAM_INPUT_BYTES, TEAM_STREAMED_BYTES = 7.3e4, 8.6e6
-LOADED_WEIGHTS = 4e3  # that a block brings to the chip in a microsecond, when a sweep begins
+LOADED_WEIGHTS = 8e3  # that a block brings to the chip in a microsecond, when a sweep begins: by its instructions
 MANY_STEPS = 256  # of which sequences are thought to have, unless they have one
 # The same where warps finish their own sums, chosen so that the estimate picks what was fastest, or within 4 % of it,
 # among the layouts that were timed. A layer's fixed cost, for each byte of a value, and for each warp; and how long a
-# warp waits for four weights of an output that are not in registers, and for a sum of another lane.
+# warp waits for four weights of an output that are not in registers, and for a sum of another lane. Since then such
+# steps have become shorter, others less so: by the cycles of their machine code, times that were fitted count so much.
+DIRECT_SHARE = 0.7
 DIRECT_LAYER, DIRECT_BYTE, DIRECT_WARP = 0.09, 0.023, 0.0148
 DIRECT_WEIGHTS, DIRECT_SHUFFLE = 0.031, 8.3e-3
 BARRIERS = 4  # floats of shared memory
-TEAM_BUFFERS = 16  # of a team's rows, in global memory
-TILE_OUTPUTS = 16  # of the tensor cores
+TEAM_BUFFERS = 16  # of a team's rows, in global memory,
+TOGETHER = 8  # whose length is a multiple of so many words of 16 bytes, where warps read parts of several rows
 ROW_FLOATS = 128  # of a row of 32 quads
 RESERVED = 1024  # bytes of shared memory that the system takes of every block
 # Weights that a thread keeps in registers, in floats; more would leave too few for the rest, and a deep transition
@@ -63,14 +66,18 @@ ELEMENT = 8  # and what it needs, on the tensor cores, for every further element
 FEW_BLOCKS = 3  # of a cluster
 SHALLOW = 2  # linear layers at most
 SMALL, TINY = 4096, 12  # weights of a layer in all, and its widest part
-# Shared memory for weights on their way, where some are streamed: bytes at most, and of the room. Exact products read
-# so much from it that they do better without.
-AHEAD_BYTES, AHEAD_SHARE = {FMA: 0, MMA: 132_000, SPLIT: 132_000}, 0.75
+# Shared memory for weights on their way, where some are streamed: bytes at most, in a cluster and in a team, and of the
+# room. Exact products read so much from it that they do better without.
+AHEAD_BYTES, TEAM_AHEAD_BYTES, AHEAD_SHARE = 132_000, 66_000, 0.75
+# Where the warps of a team take their inputs straight from memory: tiles of outputs at most, and tiles whose sums a
+# lane has, which have to be fewer back through several layers: more of them were slower.
+MOST_STRAIGHT_OUTPUTS, MOST_STRAIGHT_TILES, MOST_STRAIGHT_TILES_BACK = 2, 8, 4
 # Where warps finish their own sums: lanes that may share the inputs of an output; of a thread's registers, those for
-# weights, sums and elements, and what an element takes of them, for every gate and for each of up to three stages.
+# weights, sums and elements, and what an element takes of them, for every gate and for each stage.
 DIRECT_LANES = 1, 2, 4, 8
 DIRECT_REGISTERS, OF_ELEMENT, OF_GATE, OF_STAGE = 212, 8, 3, 6
 SLOT_ROWS = 8, 4, 2  # of 32 quads, in a slot of a warp: large ones are fetched faster
+MOST_APART = 6  # layers whose code is compiled for each of them, where otherwise some would share it
 HELD_ROWS = 4  # in a slot that a warp holds in registers, at most, where the layers that are streamed take one each
 
 
@@ -118,9 +125,14 @@ class Shape:
             yield Layer(inputs, features, 1 if hidden else GATES[self.cell])
             inputs = features
 
-    def stages(self) -> list[tuple[Layer, int]]:
-        """Runs of layers of one shape, which share their code; the first layer, which x goes into, is alone."""
+    def stages(self, apart: bool = False) -> list[tuple[Layer, int]]:
+        """Runs of layers of one shape, which share their code; the first layer, which x goes into, is alone.
+
+        With ``apart``, all of them are.
+        """
         first, *others = self.layers()
+        if apart:
+            return [(layer, 1) for layer in (first, *others)]
         return [(first, 1), *((layer, len(list(run))) for layer, run in itertools.groupby(others))]
 
 
@@ -139,6 +151,7 @@ class Sweep:
     shared_bytes: int
     streamed_quads: int  # of a block
     exchanged_quads: int  # of a team's memory for exchanges; 0 in a cluster
+    straight: bool  # warps of a team take their inputs straight from there
 
 
 @dataclass(frozen=True)
@@ -151,6 +164,7 @@ class Plan:
     warps: int
     team: bool  # its blocks exchange through global memory, and may be more than a cluster has
     direct: int  # 0, or lanes that share the inputs of an output, whose sums the same warp finishes
+    apart: bool  # layers of one shape have code of their own each
     forward: Sweep
     backward: Sweep
 
@@ -164,12 +178,17 @@ class Plan:
         """Whether some weights find no room on the chip."""
         return any((*self.forward.streamed, *self.backward.streamed))
 
+    def stages(self, shape: Shape) -> list[tuple[Layer, int]]:
+        """Runs of layers that share their code."""
+        return shape.stages(self.apart)
+
     def defines(self, shape: Shape, save: bool) -> dict[str, str]:
         """The constants that ``layout.cuh`` asks for."""
 
         def listed(numbers: Iterable[int]) -> str:
             return ",".join(map(str, numbers))
 
+        stages = self.stages(shape)
         values: dict[str, object] = {
             "CELL": CELLS.index(shape.cell),
             "ACTIVATION": ACTIVATIONS.index(shape.activation),
@@ -178,9 +197,9 @@ class Plan:
             "PRODUCT": PRODUCTS.index(self.product),
             "D": shape.hidden_size,
             "LAYERS": len(shape.widths),
-            "STAGES": len(shape.stages()),
-            "WIDTHS": listed(layer.features for layer, _ in shape.stages()),
-            "REPEATS": listed(repeat for _, repeat in shape.stages()),
+            "STAGES": len(stages),
+            "WIDTHS": listed(layer.features for layer, _ in stages),
+            "REPEATS": listed(repeat for _, repeat in stages),
             "ROWS": self.rows,
             "CLUSTER": self.cluster,
             "TEAM": int(self.team),
@@ -196,6 +215,7 @@ class Plan:
             for name in ("groups", "outputs", "units", "kept", "shared"):
                 values[f"{name.upper()}_{direction}"] = listed(getattr(sweep, name))
             values[f"AHEAD_{direction}"], values[f"SLOT_{direction}"] = sweep.ahead, sweep.slot
+            values[f"STRAIGHT_{direction}"] = int(sweep.straight)
         return {name: str(value) for name, value in values.items()}
 
 
@@ -246,15 +266,35 @@ def layouts(
                 continue  # few warps do not hide how far the memory is
             if max(layout.shared_bytes) <= shared_limit:
                 yield layout
-    # Direct sums pay where all weights are on the chip and every stage is one layer.
-    if FMA in products and all(repeat == 1 for _, repeat in shape.stages()):
-        for direct, warps, rows in itertools.product(DIRECT_LANES, _direct_warps(shape), _rows(FMA, batch)):
-            case = FMA, 4, rows, 1, warps
-            spreads = [spread_of(layer, *case, back, direct) for layer in shape.layers() for back in (False, True)]
-            layout = lay_out(shape, FMA, rows, 1, warps, shared_limit, direct=direct)
-            fits = max(layout.shared_bytes) <= shared_limit and _registers_left(shape, spreads) >= 0
-            if fits and not layout.streams:
+    if FMA in products:
+        yield from _direct_layouts(shape, batch, shared_limit)
+
+
+def _direct_layouts(shape: Shape, batch: int, shared_limit: int) -> Iterator[Plan]:
+    """The same where warps finish their own sums; weights of layers that share their code may be streamed."""
+    deep = len(shape.stages()) < len(shape.widths)
+    for direct, warps, rows in itertools.product(DIRECT_LANES, _direct_warps(shape), _rows(FMA, batch)):
+        case = FMA, 4, rows, 1, warps
+        spreads = [spread_of(layer, *case, back, direct) for layer in shape.layers() for back in (False, True)]
+        for apart in (True, False) if deep and len(shape.widths) <= MOST_APART else (False,):
+            if _registers_left(shape.stages(apart), spreads) < 0:
+                continue
+            layout = lay_out(shape, FMA, rows, 1, warps, shared_limit, direct=direct, apart=apart)
+            if max(layout.shared_bytes) <= shared_limit and (not layout.streams or _held(shape, layout)):
                 yield layout
+                break
+
+
+def _held(shape: Shape, layout: Plan) -> bool:
+    """Whether what is streamed is of layers that share their code, and each warp holds its part of one in registers."""
+    for backward, sweep in enumerate((layout.forward, layout.backward)):
+        stages = zip(layout.stages(shape), sweep.streamed, strict=True)
+        for layer, repeat in [stage for stage, units in stages if units]:
+            spread = spread_of(layer, FMA, 4, layout.rows, 1, layout.warps, bool(backward), layout.direct)
+            rows = spread.units_per_item * spread.rows_of_unit
+            if repeat == 1 or spread.items != layout.warps or rows > sweep.slot:
+                return False
+    return True
 
 
 def _rows(product: str, batch: int) -> list[int]:
@@ -308,14 +348,14 @@ def microseconds(shape: Shape, layout: Plan, blocks: int, backward: bool) -> flo
     sweep = layout.backward if backward else layout.forward
     size = input_bytes(shape, layout.product)
     total = 0.0
-    for index, (layer, repeat) in enumerate(shape.stages()):
+    for index, (layer, repeat) in enumerate(layout.stages(shape)):
         case = layout.product, size, layout.rows, layout.cluster, layout.warps, backward, layout.direct
-        spread = spread_of(layer, *case)
+        spread = spread_of(layer, *case, sweep.straight)
         if layout.direct:
             read = (spread.units_per_item - sweep.kept[index]) * spread.quads_kept_per_unit
-            total += spread.units_per_item * spread.waiting + read * DIRECT_WEIGHTS + spread.shuffles * DIRECT_SHUFFLE
-            total += DIRECT_LAYER + shape.value.itemsize * DIRECT_BYTE + layout.warps * DIRECT_WARP
-            total += ANOTHER * (spread.elements - 1)
+            fitted = spread.units_per_item * spread.waiting + read * DIRECT_WEIGHTS + spread.shuffles * DIRECT_SHUFFLE
+            fitted += DIRECT_LAYER + shape.value.itemsize * DIRECT_BYTE + layout.warps * DIRECT_WARP
+            total += repeat * DIRECT_SHARE * (fitted + ANOTHER * (spread.elements - 1))
             continue
         inputs, features = (own_features(width, layout.cluster, layout.product, size) for width in layer[:2])
         finished = layout.rows * (inputs if backward else features) / 32  # warps' worth of elements
@@ -351,48 +391,83 @@ def lay_out(
     ring: bool = True,
     team: bool = False,
     direct: int = 0,
+    apart: bool = False,
+    straight: bool | None = None,
 ) -> Plan:
     """Put weights into registers, then shared memory, then leave the rest in global memory.
 
     With ``ring``, the tensor cores' weights come from there by way of a ring in shared memory. With ``team``, the
-    blocks of a cluster are a team. With ``direct``, the warps of a single block finish their own sums of exact
-    products, and so many lanes share the inputs of one.
+    blocks of a cluster are a team, whose warps take their inputs ``straight`` from global memory, or not, or where that
+    is faster. With ``direct``, the warps of a single block finish their own sums of exact products, and so many lanes
+    share the inputs of one; with ``apart`` no layers share their code.
     """
-    size = input_bytes(shape, product)
-    sweeps = []
-    for backward in (False, True):
-        stages = shape.stages()
-        spreads = [spread_of(layer, product, size, rows, cluster, warps, backward, direct) for layer, _ in stages]
-        row = max(
-            max(spread.padded_inputs, cluster * own_features(layer.inputs, cluster, product, size))
-            for spread, (layer, _) in zip(spreads, stages, strict=True)
-        )
-        row_bytes = row * size
-        if product in ON_TENSOR_CORES:
-            row_bytes = -(-row_bytes // 64) * 64
-            row_bytes += 0 if row_bytes % 128 else 64
-        buffers = 1 if team else 2
-        used = BARRIERS + buffers * rows * row_bytes // 4 + max(spread.sums for spread in spreads) + -(-rows // 4) * 4
-        if not backward:
-            biases = zip(spreads, stages, strict=True)
-            used += -(-sum(repeat * spread.padded_outputs for spread, (_, repeat) in biases if repeat > 1) // 4) * 4
-        shared_memory = used, shared_limit, AHEAD_BYTES[product] if ring else 0
+    size, stages = input_bytes(shape, product), shape.stages(apart)
+
+    def sweep_of(backward: bool, straight: bool) -> Sweep:
+        case = product, size, rows, cluster, warps, backward, direct, straight
+        spreads = [spread_of(layer, *case) for layer, _ in stages]
+        used = _used_floats(stages, spreads, rows, backward)
+        used += (0 if straight else 1 if team else 2) * rows * _row_bytes(shape, stages, spreads, product, cluster) // 4
+        ahead = ring and product in ON_TENSOR_CORES
+        shared_memory = used, shared_limit, (TEAM_AHEAD_BYTES if team else AHEAD_BYTES) if ahead else 0
         floats = register_floats
         if floats is None:
             widest = max(own_features(width, cluster, product, size) for width in shape.widths)
             elements = -(-rows * widest // (32 * warps))
             floats = _register_floats(shape, product, warps, spreads, elements)
             if direct:
-                floats = max(0, min(floats, _registers_left(shape, spreads)))
-        sweep = _place(spreads, stages, warps, floats, *shared_memory)
+                floats = max(0, min(floats, _registers_left(stages, spreads)))
+        sweep = _place(spreads, stages, warps, floats, *shared_memory, whole=bool(direct))
         if any(sweep.streamed) and product in ON_TENSOR_CORES and warps > FEW_WARPS:  # no registers are left
             sweep = _place(spreads, stages, warps, 0, *shared_memory)
-        if team:
-            sent = [(layer.features, layer.gates) if backward else (layer.inputs, 1) for layer, _ in stages]
-            most = cluster * max(gates * own_features(width, cluster, product, size) for width, gates in sent)
-            sweep = replace(sweep, exchanged_quads=TEAM_BUFFERS * rows * most * size // 16)
+        if not team:
+            return sweep
+        words = _words_of_row(shape, product, cluster, backward, straight)
+        return replace(sweep, exchanged_quads=TEAM_BUFFERS * rows * words, straight=straight)
+
+    sweeps = []
+    for backward in (False, True):
+        sweep = sweep_of(backward, straight=bool(straight))
+        # It needs no room for rows, and pays where weights find too little.
+        if straight is None and team and product in ON_TENSOR_CORES and any(sweep.streamed):
+            most = MOST_STRAIGHT_TILES_BACK if backward and len(shape.widths) > 1 else MOST_STRAIGHT_TILES
+            other = sweep_of(backward, straight=True)
+            outputs = max(other.outputs)
+            if outputs <= MOST_STRAIGHT_OUTPUTS and outputs * -(-rows // 8) <= most:
+                sweep = other
         sweeps.append(sweep)
-    return Plan(product, rows, cluster, warps, team, direct, *sweeps)
+    return Plan(product, rows, cluster, warps, team, direct, apart, *sweeps)
+
+
+def _used_floats(stages: list[tuple[Layer, int]], spreads: list[Spread], rows: int, backward: bool) -> int:
+    """Shared memory for all but rows and weights."""
+    used = BARRIERS + max(spread.sums for spread in spreads) + -(-rows // 4) * 4
+    if backward:
+        return used
+    biases = zip(spreads, stages, strict=True)
+    return used + -(-sum(repeat * spread.padded_outputs for spread, (_, repeat) in biases if repeat > 1) // 4) * 4
+
+
+def _row_bytes(shape: Shape, stages: list[tuple[Layer, int]], spreads: list[Spread], product: str, cluster: int) -> int:
+    """Shared memory for the inputs of one row."""
+    size = input_bytes(shape, product)
+    row = size * max(
+        max(spread.padded_inputs, cluster * own_features(layer.inputs, cluster, product, size))
+        for spread, (layer, _) in zip(spreads, stages, strict=True)
+    )
+    if product not in ON_TENSOR_CORES:
+        return row
+    row = -(-row // 64) * 64
+    return row if row % 128 else row + 64
+
+
+def _words_of_row(shape: Shape, product: str, cluster: int, backward: bool, straight: bool) -> int:
+    """Words of 16 bytes that the blocks of a team exchange for a row."""
+    size = input_bytes(shape, product)
+    sent = [(layer.features, layer.gates) if backward else (layer.inputs, 1) for layer, _ in shape.stages()]
+    most = cluster * max(gates * own_features(width, cluster, product, size) for width, gates in sent)
+    together = TOGETHER if straight else 1
+    return -(-most * size // (16 * together)) * together
 
 
 def _register_floats(shape: Shape, product: str, warps: int, spreads: list[Spread], elements: int) -> int:
@@ -405,10 +480,9 @@ def _register_floats(shape: Shape, product: str, warps: int, spreads: list[Sprea
     return max(0, floats - ELEMENT * (elements - 1)) if warps > FEW_WARPS else floats
 
 
-def _registers_left(shape: Shape, spreads: list[Spread]) -> int:
+def _registers_left(stages: list[tuple[Layer, int]], spreads: list[Spread]) -> int:
     """Registers of a thread for weights, where warps finish their own sums."""
-    stages = shape.stages()
-    element = OF_ELEMENT + OF_GATE * stages[-1][0].gates + OF_STAGE * min(len(stages), 3)
+    element = OF_ELEMENT + OF_GATE * stages[-1][0].gates + OF_STAGE * len(stages)
     sums, elements = (max(getattr(spread, name) for spread in spreads) for name in ("own_sums", "elements"))
     return DIRECT_REGISTERS - sums - element * elements
 
@@ -421,13 +495,15 @@ def _place(
     used: int,
     shared_limit: int,
     ahead_bytes: int,
+    whole: bool = False,
 ) -> Sweep:
     """Where the weights of a sweep stay, beside ``used`` floats of shared memory.
 
-    Where some find no room, a part of the shared memory is for those that are on their way.
+    Where some find no room, a part of the shared memory is for those that are on their way. With ``whole``, those of
+    layers that share their code are on the chip or not, layer by layer.
     """
     room, ahead, ring = shared_limit // 4 - used, 0, 0
-    kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room)
+    kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room, whole)
     rows = [
         spread.rows_of_unit * min(count, spread.units_per_item)
         for spread, count in zip(spreads, streamed, strict=True)
@@ -441,9 +517,9 @@ def _place(
             level = warps * (slot * ROW_FLOATS + 2)  # floats of one slot of every warp, with its barrier
             if wanted >= 2 * level:
                 break
-        ahead = max(wanted // level, *(-(-spread.rows_of_unit // slot) for spread in spreads))
+        ahead = max(wanted // level, *(_slots_at_once(spread, slot) for spread in spreads))
         ring = -(-ahead * level // 4) * 4
-        kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room - ring)
+        kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room - ring, whole)
     slots = 0
     for spread, (_, repeat), on_chip in zip(spreads, stages, map(sum, zip(kept, shared, strict=True)), strict=True):
         all_units, in_slot = spread.units_per_item, max(1, slot // spread.rows_of_unit)
@@ -462,22 +538,32 @@ def _place(
         shared_bytes=4 * (used + ring + floats),
         streamed_quads=warps * slots * slot * 32,
         exchanged_quads=0,
+        straight=False,
     )
 
 
+def _slots_at_once(spread: Spread, slot: int) -> int:
+    """Slots that a warp has to wait for before it can give one back."""
+    in_slot = max(1, slot // spread.rows_of_unit)
+    return (1 + (spread.units_at_once + in_slot - 2) // in_slot) * -(-spread.rows_of_unit // slot)
+
+
 def _fill(
-    spreads: list[Spread], stages: list[tuple[Layer, int]], register_floats: int, room: int
+    spreads: list[Spread], stages: list[tuple[Layer, int]], register_floats: int, room: int, whole: bool = False
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     """Units of each stage in registers, in shared memory and streamed, and the floats of shared memory they take."""
     registers, used = register_floats // 4, 0
-    kept, shared, streamed = [], [], []
-    for spread, (_, repeat) in zip(spreads, stages, strict=True):
-        units = repeat * spread.units_per_item
+    kept, shared, streamed = ([0] * len(stages) for _ in range(3))
+    # With `whole`, what is left by layers that are alone is for the others.
+    for index in sorted(range(len(stages)), key=lambda index: whole and stages[index][1] > 1):
+        spread, (_, repeat) = spreads[index], stages[index]
+        units, floats = repeat * spread.units_per_item, 4 * spread.quads_of_unit
         # Registers cannot be told apart at run time, as layers that share their code are.
-        kept.append(min(units, registers // spread.quads_kept_per_unit) if repeat == 1 else 0)
-        registers -= kept[-1] * spread.quads_kept_per_unit
-        floats = 4 * spread.quads_of_unit
-        shared.append(max(0, min(units - kept[-1], (room - used) // floats)))
-        used += shared[-1] * floats
-        streamed.append(units - kept[-1] - shared[-1])
+        kept[index] = min(units, registers // spread.quads_kept_per_unit) if repeat == 1 else 0
+        registers -= kept[index] * spread.quads_kept_per_unit
+        shared[index] = max(0, min(units - kept[index], (room - used) // floats))
+        if whole and repeat > 1:
+            shared[index] -= shared[index] % spread.units_per_item
+        used += shared[index] * floats
+        streamed[index] = units - kept[index] - shared[index]
     return tuple(kept), tuple(shared), tuple(streamed), used

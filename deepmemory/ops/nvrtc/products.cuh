@@ -1,4 +1,4 @@
-// Weight gradients: all of a layer's products over time and batch in one launch.
+// Weight gradients: a layer's products over time and batch, all of them or as many as a launch takes.
 
 // A term is the gradient of one weight, or of some of its rows: the sum over (t, b) of deltas times what the weight
 // saw.
@@ -7,13 +7,14 @@ struct Term {
     int64 left, lefts;            // features of the deltas
     int64 source, right, rights;  // and of what the weight saw
     int64 out, out_run;           // where its result begins, and how far runs are apart
+    int64 bias, bias_run;         // the same for the sums of these deltas, if bias is not negative
     int64 tile;                   // the first of its tiles
 };
-constexpr int TERMS = smaller(2 * LAYERS + 4, 50);  // arguments of a kernel have 4 KB
+constexpr int TERMS = smaller(2 * LAYERS + 4, 40);  // arguments of a kernel have 4 KB
 struct Products {          // as Arguments, a row of int64
     const Value* deltas;   // [R, T, B, DELTAS]
     const Value* x;        // [R, T, B, inputs] with the strides below
-    const Value* h0;       // [R, B, D]
+    const Value* h0;       // [R, B, D] or null: zeros
     const Value* y;        // [R, T, B, D]
     const Value* trace;    // [R, T, B, TRACE]
     const int64* lengths;  // [R, B] or null
@@ -22,7 +23,8 @@ struct Products {          // as Arguments, a row of int64
     float* out;            // [pieces, total]
     int64 x_run, x_step, x_row;
     int64 steps, batch, reverse;
-    int64 pieces, tiles, total;
+    int64 share;  // rows of a piece
+    int64 tiles, total;
     int64 terms;
     Term term[TERMS];
 };
@@ -34,27 +36,37 @@ constexpr int PRODUCT_THREADS = 256;
 constexpr int TILE_STRIDE = TILE + 4;  // neighbouring rows begin in different banks
 constexpr int PRODUCTS_SHARED = 2 * CHUNK * TILE_STRIDE;  // floats
 
+// a / b of numbers below 2^22, in a fifth of the instructions of a division.
+DEVICE int quotient(int a, int b) {
+    const int near = int(float(a) * reciprocal(float(b))), rest = a - near * b;
+    return near + (rest >= b) - (rest < 0);
+}
+
 // One tile of one term, over one piece of the rows (t, b) of one run. A thread makes 4 x 4 outputs; where a tile is
 // narrow the threads that are left over take other rows of the chunk.
 struct ProductTile {
     static constexpr int ROW_STEP = PRODUCT_THREADS / TILE, FETCHED = CHUNK / ROW_STEP;
     const Products& p;
+    const int piece;
     const Term& term;
     const int run, batch;
     int left0, right0, lefts, rights;
     const bool of_state, is_masked;  // what the weight saw is a state, and seen through a mask
-    // A thread fetches one column of either side, or of the last one that there is. What it fetches stays as it came until it
-    // is needed, and it fetches without branches: both would wait for the memory, once for every row.
-    const Value* delta;             // at the row that comes next
-    const Value* from;              // what the weight saw is at from[t * step + b * row]
-    const Value* start;             // [B, D] the state before a sequence's first step
-    const Value* mask;              // [B, D] through which weights see the state
-    int64 step, row;
-    int next, end, t, b;            // the row that comes next, also as a time and a sequence
-    const int times, sequences;     // that a step of ROW_STEP rows is
+    // A thread fetches one column of either side, or of the last one that there is, in whose place nothing is kept in the end.
+    // What it fetches stays as it came until it is needed, and it fetches without branches: both would wait for the memory,
+    // once for every row. Beyond the last row it fetches zeros.
+    const Value* delta;    // at the row that comes next
+    const Value* from;     // what the weight saw there
+    int64 apart, further;  // elements from there to the row ROW_STEP further, and where that is beyond the end of a step
+    const Value* start;    // at b * start_row: the state before a sequence's first step
+    const Value* mask;     // [B, D] through which weights see the state
+    int start_row;
+    const int first_time;        // at which sequences begin, if what the weight saw is a state; with lengths, some do later
+    int next, end, t, b;         // the row that comes next, also as a time and a sequence
+    const int times, sequences;  // that a step of ROW_STEP rows is
     Value next_left[FETCHED], next_right[FETCHED], next_mask[STATE_MASK ? FETCHED : 1];
-    unsigned left_counts, right_counts;  // bit k: whether row k of these does
-    unsigned char next_cut[FETCHED];     // whether the state was lost: looked at when it has come, like the rest
+    unsigned right_counts;            // bit k: whether row k of these does
+    unsigned char next_cut[FETCHED];  // whether the state was lost: looked at when it has come, like the rest
 
     DEVICE static const Term& term_of(const Products& p, int tile) {
         int k = 0;
@@ -63,83 +75,88 @@ struct ProductTile {
     }
 
     DEVICE ProductTile(const Products& p)
-        : p(p), term(term_of(p, block_x() % int(p.tiles))), run(block_y()), batch(int(p.batch)),
+        : p(p), piece(quotient(block_x(), int(p.tiles))), term(term_of(p, block_x() - piece * int(p.tiles))), run(block_y()),
+          batch(int(p.batch)),
           of_state(term.source == OF_STATE), is_masked(STATE_MASK && (of_state || (CELL == RHN && term.source == OF_TRACE))),
-          times(ROW_STEP / batch), sequences(ROW_STEP % batch) {
-        const int across = ceil_div(int(term.rights), TILE), tile = block_x() % int(p.tiles) - int(term.tile);
-        left0 = tile / across * TILE, right0 = tile % across * TILE;
+          first_time(!of_state ? -1 : p.reverse ? int(p.steps) - 1 : 0), times(ROW_STEP / batch), sequences(ROW_STEP % batch) {
+        const int across = ceil_div(int(term.rights), TILE), tile = block_x() - piece * int(p.tiles) - int(term.tile);
+        const int down = quotient(tile, across);
+        left0 = down * TILE, right0 = (tile - down * across) * TILE;
         lefts = smaller(TILE, int(term.lefts) - left0), rights = smaller(TILE, int(term.rights) - right0);
 
-        const int rows = int(p.steps) * batch, share = ceil_div(rows, int(p.pieces));
-        const int begin = block_x() / int(p.tiles) * share;
-        next = begin + thread_index() / TILE, end = smaller(begin + share, rows);
-        t = next / batch, b = next % batch;
+        const int rows = int(p.steps) * batch, begin = piece * int(p.share);
+        next = begin + thread_index() / TILE, end = smaller(begin + int(p.share), rows);
+        t = next / batch, b = next - t * batch;
         const int column = thread_index() % TILE;
         const int64 all = int64(run) * rows, right = right0 + smaller(column, rights - 1);
         delta = p.deltas + (all + next) * DELTAS + term.left + left0 + smaller(column, lefts - 1);
-        start = p.h0 + int64(run) * batch * D + right;
+        start = p.h0 ? p.h0 + int64(run) * batch * D + right : zero(), start_row = p.h0 ? D : 0;
         mask = p.state_mask + int64(run) * batch * D + right;
+        int64 step = 0, row = 0;
         if (term.source == OF_X) {
             from = p.x + run * p.x_run + right, step = p.x_step, row = p.x_row;
         } else if (of_state) {
             row = D, step = int64(batch) * D, from = p.y + all * D + right + (p.reverse ? step : -step);
         } else if (term.source == OF_TRACE) {
             row = TRACE, step = int64(batch) * TRACE, from = p.trace + all * TRACE + term.right + right;
-        } else {  // ones are not fetched
-            row = step = 0, from = p.deltas;
+        } else {
+            from = one();
         }
+        from += t * step + b * row;
+        apart = times * step + sequences * row, further = apart + step - batch * row;
     }
 
     DEVICE void fetch() {
-        int until[FETCHED];  // steps that are real, where these decide: in the padding deltas are zero, and so is y
-#pragma unroll
-        for (int k = 0; k < FETCHED; ++k) until[k] = int(p.steps);
+        // Where lengths decide: rows that do not count, since NaN in the padding of x must not get into a sum, and those
+        // whose step is a sequence's first. Other padding has deltas of zero, and so has y.
+        unsigned padding = 0, firsts = 0;
         if (p.lengths && (term.source == OF_X || (of_state && p.reverse))) {
 #pragma unroll
-            for (int k = 0; k < FETCHED; ++k) until[k] = int(p.lengths[run * p.batch + (b + k * ROW_STEP) % batch]);
+            for (int k = 0; k < FETCHED; ++k) {
+                const int row = next + k * ROW_STEP, t = row / batch, until = int(p.lengths[run * p.batch + row % batch]);
+                if (term.source == OF_X) padding |= unsigned(t >= until) << k;
+                else firsts |= unsigned(t + 1 >= until) << k;
+            }
         }
-        left_counts = right_counts = 0;
+        right_counts = ~padding;
 #pragma unroll
         for (int k = 0; k < FETCHED; ++k) {
-            const bool there = next < end;
-            const bool first = of_state && (p.reverse ? t + 1 >= until[k] : t == 0);
-            const bool padding = term.source == OF_X && t >= until[k];  // NaN in the padding of x must not get into a sum
-            left_counts |= unsigned(there) << k, right_counts |= unsigned(there && !padding) << k;
-            next_left[k] = *(there ? delta : p.deltas);
-            next_right[k] = *(!there ? p.deltas : first ? start + b * D : from + (t * step + b * row));
+            const bool there = next + k * ROW_STEP < end, first = t == first_time || firsts >> k & 1;
+            load_or_zero<1>(there, next_left + k, delta + k * ROW_STEP * DELTAS);
+            load_or_zero<1>(there, next_right + k, first ? start + b * start_row : from);
             if (is_masked) next_mask[STATE_MASK ? k : 0] = mask[b * D];
-            if (RESETS) next_cut[k] = of_state && there ? p.resets[run * p.steps * batch + next] : 0;
-            delta += ROW_STEP * DELTAS, next += ROW_STEP, t += times, b += sequences;
+            if (RESETS) next_cut[k] = of_state && there ? p.resets[run * p.steps * batch + next + k * ROW_STEP] : 0;
+            b += sequences;
             const bool around = b >= batch;
-            b -= around ? batch : 0, t += around;
+            b -= around ? batch : 0, t += times + around, from += around ? further : apart;
         }
-    }
-    DEVICE float left_at(int k) const {
-        return left_counts >> k & 1 && thread_index() % TILE < lefts ? to_float(next_left[k]) : 0.f;
+        delta += CHUNK * DELTAS, next += CHUNK;
     }
     DEVICE float right_at(int k) const {
-        if (!(right_counts >> k & 1) || thread_index() % TILE >= rights || (RESETS && next_cut[k])) return 0.f;
-        const float seen = term.source == OF_ONES ? 1.f : to_float(next_right[k]);
+        if (!(right_counts >> k & 1) || (RESETS && next_cut[k])) return 0.f;
+        const float seen = to_float(next_right[k]);
         return is_masked ? seen * to_float(next_mask[STATE_MASK ? k : 0]) : seen;
     }
 
     DEVICE void run_all() {
         float* left = shared_memory;
         float* right = shared_memory + CHUNK * TILE_STRIDE;
-        const int across = ceil_div(rights, 4), cells = ceil_div(lefts, 4) * across, groups = PRODUCT_THREADS / cells;
-        const int group = thread_index() / cells, cell = thread_index() % cells;
-        const int own = thread_index() / TILE * TILE_STRIDE + thread_index() % TILE;
-        const float* l = left + cell / across * 4;
-        const float* r = right + cell % across * 4;
+        const int across = ceil_div(rights, 4), cells = ceil_div(lefts, 4) * across, groups = quotient(PRODUCT_THREADS, cells);
+        const int group = quotient(thread_index(), cells), cell = thread_index() - group * cells;
+        const int own = thread_index() / TILE * TILE_STRIDE + thread_index() % TILE, cell_row = quotient(cell, across);
+        const float* l = left + cell_row * 4;
+        const float* r = right + (cell - cell_row * across) * 4;
         float sum[16];
 #pragma unroll
         for (int k = 0; k < 16; ++k) sum[k] = 0.f;
+        float of_column = 0.f;  // of this thread's deltas
         int rows_left = end - (next - thread_index() / TILE);
         fetch();
         for (; rows_left > 0; rows_left -= CHUNK) {
 #pragma unroll
             for (int k = 0; k < FETCHED; ++k) {
-                left[own + k * ROW_STEP * TILE_STRIDE] = left_at(k);
+                const float fetched = to_float(next_left[k]);
+                of_column += fetched, left[own + k * ROW_STEP * TILE_STRIDE] = fetched;
                 right[own + k * ROW_STEP * TILE_STRIDE] = right_at(k);
             }
             block_barrier();
@@ -159,15 +176,23 @@ struct ProductTile {
 #pragma unroll
         for (int k = 0; k < 16; ++k)
             if (group < groups) shared_memory[k * PRODUCT_THREADS + thread_index()] = sum[k];
+        float* of_columns = shared_memory + 16 * PRODUCT_THREADS;  // [ROW_STEP, TILE]
+        of_columns[thread_index()] = of_column;
         block_barrier();
-        float* out = p.out + block_x() / int(p.tiles) * p.total + run * term.out_run + term.out;
-        for (int o = thread_index(); o < 4 * across * lefts; o += PRODUCT_THREADS) {
-            const int i = o / (4 * across), j = o % (4 * across);
+        const int j = thread_index() % TILE;
+        float* of_piece = p.out + piece * p.total;
+        if (term.bias >= 0 && right0 == 0 && thread_index() < lefts) {
+            float all = 0.f;
+            for (int g = 0; g < ROW_STEP; ++g) all += of_columns[g * TILE + j];
+            of_piece[run * term.bias_run + term.bias + left0 + j] = all;
+        }
+        float* out = of_piece + run * term.out_run + term.out + left0 * term.rights + right0 + j;
+        for (int i = thread_index() / TILE; i < lefts && j < rights; i += ROW_STEP) {
             const float* of_cell = shared_memory + (i % 4 * 4 + j % 4) * PRODUCT_THREADS + i / 4 * across + j / 4;
             float all = 0.f;
             for (int g = 0; g < groups; ++g) all += of_cell[g * cells];
-            if (j < rights) out[int64(left0 + i) * term.rights + right0 + j] = all;
+            out[i * term.rights] = all;
         }
     }
 };
-static_assert(16 * PRODUCT_THREADS <= PRODUCTS_SHARED, "the sums of all threads fit into the memory of a chunk");
+static_assert(17 * PRODUCT_THREADS <= PRODUCTS_SHARED, "the sums of all threads fit into the memory of a chunk");

@@ -1,4 +1,4 @@
-"""Weight gradients in one launch: how the products of a layer are cut among blocks."""
+"""Weight gradients in a launch or two: how the products of a layer are cut among blocks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from deepmemory.ops.nvrtc.plan import Shape
 from deepmemory.ops.recurrence import Recurrence
 
 THREADS = 256  # as in ``products.cuh``, like all that follows of tiles
-# Beyond, the library's products are faster, and long enough to hide their launches: float32 values, half precision.
+# Of a launch. Beyond, the library's products are faster, and long enough to hide their launches: float32 values, half
+# precision.
 MOST_MULTIPLICATIONS = 10**9, 5 * 10**8
+MOST_TERMS = 40  # of a launch
 
 
 class Tile(NamedTuple):
@@ -42,12 +44,18 @@ class Tile(NamedTuple):
 Place = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, first element
 
 
-class Table(NamedTuple):
-    """The products that are asked for, as ``struct Products`` of ``products.cuh`` takes them."""
+class Launch(NamedTuple):
+    """Some of the products, as ``struct Products`` of ``products.cuh`` takes them."""
 
-    terms: array[int]  # their number, then eight numbers for each that there is a place for
-    tile: Tile
+    terms: array[int]  # their number, then ten numbers for each that there is a place for
     tiles: int
+
+
+class Table(NamedTuple):
+    """The products that are asked for."""
+
+    launches: list[Launch]
+    tile: Tile
     total: int  # elements of all results
     places: list[Place | None]  # of the results among them, None for a weight that nobody asks for
     multiplications: int  # for each row of each run
@@ -59,18 +67,18 @@ class Table(NamedTuple):
         Two blocks for each multiprocessor at least. Then more, as long as parts are not larger than what they
         are made from, and blocks not too many.
         """
-        blocks = self.tiles * runs
+        blocks = max(launch.tiles for launch in self.launches) * runs
         worth = min(16 * multiprocessors // blocks, runs * rows * self.features // self.total)
         return max(1, min(max(-(-2 * multiprocessors // blocks), worth), -(-rows // self.tile.chunk)))
 
 
 def terms_of(layers: int) -> int:
     """How many terms the kernel of this many linear layers has a place for, as in ``products.cuh``."""
-    return min(2 * layers + 4, 50)
+    return min(2 * layers + 4, MOST_TERMS)
 
 
-def table(rec: Recurrence, weights: list[Tensor], runs: int, needs: tuple[bool, ...]) -> Table | None:
-    """Results lie one weight after another, in the order of ``weights``; None where the kernel has no place for all."""
+def table(rec: Recurrence, weights: list[Tensor], runs: int, needs: tuple[bool, ...]) -> Table:
+    """Results lie one weight after another, in the order of ``weights``; somebody asks for one of them at least."""
     begins, total, places = [], 0, list[Place | None]()
     for weight, needed in zip(weights, needs, strict=True):
         begins.append(total)
@@ -78,19 +86,37 @@ def table(rec: Recurrence, weights: list[Tensor], runs: int, needs: tuple[bool, 
         total += weight.numel() if needed else 0
     wanted = [part for part in layout.products(rec, weights) if needs[part.weight]]
     shape = Shape.of(rec, weights[1].dtype, weights)
-    room, tile = terms_of(len(shape.widths)), Tile.of(shape)
-    if not wanted or len(wanted) > room:
-        return None
-    terms, tiles, multiplications = [len(wanted)], 0, 0
-    for part in wanted:
-        out = begins[part.weight] + part.row * part.rights
-        terms += (part.left, part.lefts, part.source, part.right, part.rights)
-        terms += (out, weights[part.weight].numel() // runs, tiles)
-        tiles += -(-part.lefts // tile.size) * -(-part.rights // tile.size)
-        multiplications += part.lefts * part.rights
-    terms += (0,) * (8 * (room - len(wanted)))
+    room, tile, launches = terms_of(len(shape.widths)), Tile.of(shape), list[Launch]()
+    terms = _with_biases(wanted)
+    each = -(-len(terms) // -(-len(terms) // room))
+
+    def place(part: layout.Product | None) -> tuple[int, int]:
+        if part is None:
+            return -1, 0
+        return begins[part.weight] + part.row * part.rights, weights[part.weight].numel() // runs
+
+    for begin in range(0, len(terms), each):
+        of_launch = terms[begin : begin + each]
+        row, tiles = [len(of_launch)], 0
+        for part, bias in of_launch:
+            row += (part.left, part.lefts, part.source, part.right, part.rights, *place(part), *place(bias), tiles)
+            tiles += -(-part.lefts // tile.size) * -(-part.rights // tile.size)
+        row += (0,) * (10 * (room - len(of_launch)))
+        launches.append(Launch(array("q", row), tiles))
+    multiplications = sum(part.lefts * part.rights for part in wanted)
     features = max(part.left + part.lefts for part in wanted)
-    return Table(array("q", terms), tile, tiles, total, places, multiplications, features)
+    return Table(launches, tile, total, places, multiplications, features)
+
+
+def _with_biases(wanted: list[layout.Product]) -> list[tuple[layout.Product, layout.Product | None]]:
+    """The products, each with a bias of the same deltas: their sums, which it has in passing."""
+    found: dict[layout.Product, layout.Product | None] = {}
+    for part in wanted:
+        deltas = part.left, part.lefts
+        free = (one for one, bias in found.items() if bias is None and (one.left, one.lefts) == deltas)
+        other = next(free, None) if part.source is layout.Source.ONES else None
+        found |= {part: None} if other is None else {other: part}
+    return list(found.items())
 
 
 def _contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,10 +12,12 @@ from typing import NamedTuple
 FMA, MMA, SPLIT = "fma", "mma", "split"
 PRODUCTS = (FMA, MMA, SPLIT)
 ON_TENSOR_CORES = (MMA, SPLIT)
-LOW = (FMA, MMA)  # that the engine takes where the precision of the values, or of TF32, will do
+EXACT, LOW = (FMA, SPLIT), (FMA, MMA)  # for the accuracy of float32; where that of the values, or of TF32, will do
 
 FEW_WARPS = 8  # of a block, at most
+TILE_OUTPUTS = 16  # of the tensor cores
 MOST_TILES = 4  # whose sums a lane of many warps has in registers, if they are of more than one tile of outputs
+STRAIGHT_WORDS = 8  # of weights and of inputs that a lane has at once, where these come straight from memory
 MOST_FEATURES_OF_LANE = 4  # of which it has sums at once, gates not counted, where warps finish their own sums
 # Microseconds. READ and MULTIPLICATION are an H200's bandwidths; for the others see plan.py.
 READ, MULTIPLICATION = 2.1e-3, 1.3e-4  # a warp: four words for each lane from shared memory; one product for each lane
@@ -44,6 +46,7 @@ class Spread:
     units_per_item: int
     slices: int
     items: int
+    sets: int  # of weights, where items share them
     unit: int  # inputs
     padded_outputs: int
     quads_of_unit: int  # of weights, for all items
@@ -54,6 +57,7 @@ class Spread:
     weight_reads: int  # and of its outputs' weights
     multiplying: float  # microseconds that one unit of an item keeps a multiprocessor busy
     waiting: float = 0.0  # that a warp waits for one
+    units_at_once: int = 1  # whose weights and inputs a lane has in registers
     # Where warps finish their own sums:
     elements: int = 0  # of a thread,
     own_sums: int = 0  # of which it has parts,
@@ -67,7 +71,7 @@ class Spread:
     @property
     def rows_of_unit(self) -> int:
         """Rows of 32 quads that a warp streams for one unit of an item."""
-        return -(-self.quads_of_unit // self.items // 32)
+        return -(-self.quads_of_unit // self.sets // 32)
 
     def microseconds(self, kept: int) -> float:
         """Estimated time of all products of a block, with ``kept`` units in registers."""
@@ -83,7 +87,15 @@ def own_features(features: int, cluster: int, product: str, size: int) -> int:
 
 
 def spread_of(
-    layer: Layer, product: str, size: int, rows: int, cluster: int, warps: int, backward: bool, direct: int
+    layer: Layer,
+    product: str,
+    size: int,
+    rows: int,
+    cluster: int,
+    warps: int,
+    backward: bool,
+    direct: int,
+    straight: bool = False,
 ) -> Spread:
     """How a layer's product is divided, in one direction; ``size`` is that of an input in bytes."""
     if direct:
@@ -91,11 +103,11 @@ def spread_of(
     inputs, outputs = (own_features(features, cluster, product, size) for features in layer[:2])
     if backward:
         ins, outs = layer.gates * cluster * outputs, inputs
-    else:
-        ins, outs = layer.inputs, layer.gates * outputs
+    else:  # straight, a block also waits for others that own padding alone
+        ins, outs = cluster * inputs if straight else layer.inputs, layer.gates * outputs
     if product == FMA:
         return _lanes(ins, outs, rows, warps)
-    return _tiles(ins, outs, size, rows, warps, SPLIT_PRODUCTS if product == SPLIT else 1)
+    return _tiles(ins, outs, size, rows, warps, SPLIT_PRODUCTS if product == SPLIT else 1, straight)
 
 
 def _cut(units: int, groups: int, warps: int) -> tuple[int, int]:
@@ -116,6 +128,7 @@ def _lanes(ins: int, outs: int, rows: int, warps: int) -> Spread:
         units_per_item=per_item,
         slices=slices,
         items=groups * slices,
+        sets=groups * slices,
         unit=4,
         padded_outputs=padded_outputs,
         quads_of_unit=slices * padded_outputs,
@@ -129,21 +142,22 @@ def _lanes(ins: int, outs: int, rows: int, warps: int) -> Spread:
     )
 
 
-def _tiles(ins: int, outs: int, size: int, rows: int, warps: int, products: int) -> Spread:
+def _tiles(ins: int, outs: int, size: int, rows: int, warps: int, products: int, straight: bool) -> Spread:
     unit, row_tiles = 64 // size, -(-rows // 8)
     spreads = []
-    for at_once in (1, 2, 4):
-        if at_once * row_tiles > MOST_TILES and at_once > 1 and warps > FEW_WARPS:
+    for at_once in (-(-outs // TILE_OUTPUTS),) if straight else (1, 2, 4):
+        if not straight and at_once * row_tiles > MOST_TILES and at_once > 1 and warps > FEW_WARPS:
             break
-        groups = -(-outs // (16 * at_once))
+        groups = -(-outs // (TILE_OUTPUTS * at_once))
         per_item, slices = _cut(-(-ins // unit), groups, warps)
-        padded_outputs = 16 * groups * at_once
+        padded_outputs = TILE_OUTPUTS * groups * at_once
         spread = Spread(
             row_groups=1,
             at_once=at_once,
             units_per_item=per_item,
             slices=slices,
             items=groups * slices,
+            sets=groups * slices,
             unit=unit,
             padded_outputs=padded_outputs,
             quads_of_unit=groups * slices * 2 * at_once * 32,
@@ -154,6 +168,7 @@ def _tiles(ins: int, outs: int, size: int, rows: int, warps: int, products: int)
             weight_reads=2 * at_once,
             multiplying=2 * at_once * row_tiles * TILE * (1 if size == 2 else 2) * products,
             waiting=UNIT * products,
+            units_at_once=min(per_item, max(1, STRAIGHT_WORDS // max(row_tiles, 2 * at_once))) if straight else 1,
         )
         spreads.append(spread)
     return min(spreads, key=lambda spread: spread.microseconds(0))
@@ -177,6 +192,7 @@ def _direct(layer: Layer, rows: int, warps: int, backward: bool, direct: int) ->
         units_per_item=-(-ins // unit),
         slices=1,
         items=groups * parts,
+        sets=groups,
         unit=unit,
         padded_outputs=groups * side_by_side * at_once,
         quads_of_unit=groups * at_once * 32,

@@ -12,15 +12,24 @@
 
 constexpr int WORDS_AT_ONCE = WARPS > 8 ? 8 : 16;  // of 16 bytes, that a thread of a team has on their way to it
 
+// Where a sweep is in a record [R, T, B, WIDTH]. It moves along with the steps, which would wait for address arithmetic.
+template <class T, int WIDTH> struct Place {
+    T* step = nullptr;  // of the block's first sequence
+    DEVICE T* at(int row, int feature) const { return step + unsigned(row * WIDTH + feature); }
+    DEVICE Place moved(int sequences) const { return {step + int64(sequences) * WIDTH}; }
+};
+
 template <bool BACK> struct Sweep {
     const Arguments& a;
     const int rank, run, steps, batch;
+    const int later;  // sequences from a step to the next one of the sweep forward
     const int first;  // sequence
     const int rows;   // that are sequences of the batch
     float* const sums;
-    int* const until;  // [ROWS] steps that are real
-    int until_of_lane;   // of the row that has this lane's number
-    unsigned real_rows;  // at this step, bit k is row k's: DIRECT sweeps ask no memory
+    const int flip;      // -1 going from the end to the start of sequences, else 0
+    int* const limits;   // [ROWS] step s is real if s ^ flip is below
+    int limit_of_lane;   // that of the row that has this lane's number
+    unsigned real_rows;  // at this step; bit k is row k's, so that nobody waits for memory
     int begin, end;  // of what is not padding in every row; memory outside comes in as zero
     Panels<BACK> panels;
     static constexpr bool streams = streamed_slots<BACK>() > 0;
@@ -30,15 +39,17 @@ template <bool BACK> struct Sweep {
     float own_sums[most_own_sums<BACK>()];  // [element, gate] of this thread, where it finishes them DIRECTly
 
     DEVICE Sweep(const Arguments& a) : a(a), rank(block_x() % CLUSTER), run(block_y()), steps(int(a.steps)),
-                                       batch(int(a.batch)), first(block_x() / CLUSTER * ROWS),
+                                       batch(int(a.batch)), later(at_hand(a.reverse ? -batch : batch)),
+                                       first(block_x() / CLUSTER * ROWS),
                                        rows(smaller(batch - first, ROWS)),
-                                       sums(shared_memory + BARRIERS + ROW_BUFFERS * buffer_floats<BACK>()),
-                                       until(reinterpret_cast<int*>(sums + sums_size<BACK>())) {
-        constexpr int buffers = ROW_BUFFERS * buffer_floats<BACK>();
-        for (int i = thread_index(); i < buffers; i += THREADS) shared_memory[BARRIERS + i] = 0.f;
+                                       sums(shared_memory + BARRIERS + rows_in_shared<BACK>()),
+                                       flip(at_hand(a.reverse ? -1 : 0)),
+                                       limits(reinterpret_cast<int*>(sums + sums_size<BACK>())) {
+        for (int i = thread_index(); i < rows_in_shared<BACK>(); i += THREADS) shared_memory[BARRIERS + i] = 0.f;
+        const int skipped = a.reverse ? steps : 0;
         for (int row = thread_index(); row < ROWS; row += THREADS)
-            until[row] = !in_batch(row) ? 0 : a.lengths ? int(a.lengths[sequence(row)]) : steps;
-        float* spare = reinterpret_cast<float*>(until + round_up(ROWS, 4));
+            limits[row] = (!in_batch(row) ? 0 : a.lengths ? int(a.lengths[sequence(row)]) : steps) - skipped;
+        float* spare = reinterpret_cast<float*>(limits + round_up(ROWS, 4));
         Quad* pool = reinterpret_cast<Quad*>(spare + round_up(biases_in_shared<BACK>(), 4));
         panels.load(a, run, rank, spare, pool);
         if constexpr (streams) {
@@ -55,8 +66,8 @@ template <bool BACK> struct Sweep {
         if constexpr (streams) stream.start();
         int longest = 0;
 #pragma unroll
-        for (int row = 0; row < ROWS; ++row) longest = larger(longest, until[row]);
-        if (DIRECT) until_of_lane = until[smaller(thread_index() % 32, ROWS - 1)];
+        for (int row = 0; row < ROWS; ++row) longest = larger(longest, limits[row] + skipped);
+        limit_of_lane = limits[smaller(thread_index() % 32, ROWS - 1)];
         begin = a.reverse ? steps - longest : 0;
         end = a.reverse ? steps : longest;
     }
@@ -71,23 +82,19 @@ template <bool BACK> struct Sweep {
     }
     DEVICE bool in_batch(int row) const { return row < rows; }
     DEVICE int64 sequence(int row) const { return int64(run) * batch + first + row; }
-    // Where an element of a step is in [R, T, B, WIDTH]. A step waits for address arithmetic too: rows (r, t, b) are
-    // counted in 32 bits, which the host makes sure of, and one wide multiplication makes elements of them.
-    template <int WIDTH> DEVICE int64 at(int t, int row, int feature) const {
-        const unsigned plane = (unsigned(run) * steps + t) * batch + first;
-        return int64(plane) * WIDTH + (row * WIDTH + feature);
+    template <int WIDTH, class T> DEVICE Place<T, WIDTH> place(T* record, int s) const {  // also before and after all steps
+        return {record + ((int64(run) * steps + time(s)) * batch + first) * WIDTH};
     }
     DEVICE static bool has(unsigned rows, int row) { return rows >> (DIRECT ? row & 31 : row) & 1; }  // or it does not exist
-    DEVICE void begin_step(int s) {
-        if (DIRECT) real_rows = in_lanes(time(s) < until_of_lane);
-    }
-    DEVICE bool is_real(int t, int row) const { return DIRECT ? has(real_rows, row) : t < until[row]; }
+    DEVICE void begin_step(int s) { real_rows = in_lanes((s ^ flip) < limit_of_lane); }
+    DEVICE bool is_real(int row) const { return has(real_rows, row); }
+    DEVICE static int at_hand(int x) { return CLUSTER == 1 ? kept(x) : x; }  // blocks of a cluster are short of registers
     DEVICE int time(int s) const { return a.reverse ? steps - 1 - s : s; }
     // Whether the state is zero before step s in the row of this lane; `cut_rows`, which looks at it and waits for the
     // memory, tells it of all rows. Beyond the steps or the batch, anything that is there will do.
     DEVICE unsigned char fetch_reset(int s) const {
         if (!RESETS) return 0;
-        return a.resets[at<1>(time(larger(0, smaller(s, steps - 1))), smaller(thread_index() % 32, rows - 1), 0)];
+        return *place<1>(a.resets, larger(0, smaller(s, steps - 1))).at(smaller(thread_index() % 32, rows - 1), 0);
     }
     DEVICE unsigned cut_rows(unsigned char reset, int s) const {  // bit k is row k's
         return RESETS && s < end ? in_lanes(reset != 0) : 0;
@@ -134,6 +141,25 @@ template <bool BACK> struct Sweep {
             }
         }
     }
+    // This thread's elements of a record [R, B, D], zeros where there is none. A single block, whose sweeps are short, has all of
+    // them on their way at once.
+    DEVICE void load_states(float* to, const Value* record) const {
+        const auto place = [&](int row, int feature) { return record + sequence(row) * D + feature; };
+        if constexpr (CLUSTER > 1) {
+            for_own<D>([&](int e, int row, int feature) {
+                to[e] = record && in_batch(row) ? to_float(*place(row, feature)) : 0.f;
+            });
+        } else {
+            Value loaded[OWN];
+#pragma unroll
+            for (int e = 0; e < OWN; ++e) {
+                const auto [row, feature, there] = element<D>(e, rank);
+                load_or_zero<1>(record && there && feature < D && in_batch(row), loaded + e, place(row, feature));
+            }
+#pragma unroll
+            for (int e = 0; e < OWN; ++e) to[e] = to_float(loaded[e]);
+        }
+    }
     // Gives every block of the cluster inputs of the next product: values[e * STEP] of each own element, `offset` further.
     // A team has them close together: [ROWS, G * all_slices(F)].
     template <int F, int STEP = 1, int G = 1> DEVICE void send(const float* values, int offset = 0) const {
@@ -143,7 +169,8 @@ template <bool BACK> struct Sweep {
             const Input value = as_input(DIRECT || (there && feature < F) ? values[e * STEP] : 0.f);
             if constexpr (TEAM) {
                 Input* all = reinterpret_cast<Input*>(team_buffer(exchange));
-                send_to_team(all + row * (G * all_slices(F)) + offset + feature, value, there);
+                constexpr int apart = team_row<BACK>(G * all_slices(F)) * SENT_TOGETHER;
+                send_to_team(all + row * apart + offset + feature, value, there);
             } else {
                 Input* target = buffer(exchange) + row * row_stride<BACK>() + offset + feature;
                 if (CLUSTER > 1) send_to_all<CLUSTER>(target, value, there, exchange);
@@ -151,26 +178,33 @@ template <bool BACK> struct Sweep {
             }
         }
     }
-    // Waits for all inputs of the next product, which is stage NEXT's in DIRECT sweeps. A block, or a DIRECT warp, sends again
-    // only after it has received, so that a buffer that is written to has been read by everybody: two of them suffice.
-    template <int INPUTS, int NEXT> DEVICE void all_sent() {
-        if constexpr (DIRECT) panels.template get<NEXT>().prepare();
-        constexpr int stale = RESETS ? stale_columns<BACK, INPUTS>() : 0;  // a reset makes an end of NaN
+    // Waits for all inputs of the next product, which is that of a layer of stage NEXT in DIRECT sweeps. A block, or a DIRECT
+    // warp, sends again only after it has received, so that a buffer that is written to has been read by everybody: two of
+    // them suffice.
+    template <int INPUTS, int NEXT> DEVICE void all_sent(int next_layer) {
+        if constexpr (DIRECT) panels.template get<NEXT>().prepare(next_layer);
+        constexpr int stale = RESETS && !STRAIGHT[BACK] ? stale_columns<BACK, INPUTS>() : 0;  // a reset makes an end of NaN
         if constexpr (stale > 0)
             for (int i = thread_index(); i < ROWS * stale; i += THREADS)
                 round_to(buffer(exchange)[i / stale * row_stride<BACK>() + INPUTS + i % stale], 0.f);
         if constexpr (TEAM) {
             poison_old();
-            receive_from_team<INPUTS>();
+            if constexpr (!STRAIGHT[BACK]) receive_from_team<INPUTS>();
+            else if constexpr (streams) stream.settle();
         } else if (CLUSTER > 1) {
             receive(ROWS * INPUTS * int(sizeof(Input)), exchange);
         }
-        if (CLUSTER == 1 || TEAM || stale) block_barrier();
+        if (CLUSTER == 1 || (TEAM && !STRAIGHT[BACK]) || stale) block_barrier();
         ++exchange;
         if constexpr (DIRECT) {
             filling = buffer_floats<BACK>() - filling;
             panels.template get<NEXT>().read(buffer(exchange - 1));
         }
+    }
+    // The same for a DIRECT product whose inputs are there already: after layers that share their code another stage follows.
+    template <int NEXT> DEVICE void begin_product() {
+        panels.template get<NEXT>().prepare(0);
+        panels.template get<NEXT>().read(buffer(exchange - 1));
     }
     // Whoever sends has received the exchange before, for which everybody had read the one before that: its words can be
     // poisoned. Every block takes a share of them, whoever wrote it.
@@ -182,7 +216,7 @@ template <bool BACK> struct Sweep {
             store_for_team(old + i, {POISON, POISON, POISON, POISON});
         if (exchange % TEAM_FENCE == 0) gpu_fence();
     }
-    // Brings all rows to shared memory; words that have not come are asked for again, all at once.
+    // Brings all rows to shared memory.
     template <int INPUTS> DEVICE void receive_from_team() const {
         constexpr int in_row = INPUTS / SENT_TOGETHER, words = ROWS * in_row, stride = row_stride<BACK>() / SENT_TOGETHER;
         constexpr int at_once = smaller(ceil_div(words, THREADS), WORDS_AT_ONCE);
@@ -190,16 +224,8 @@ template <bool BACK> struct Sweep {
         Words* to = reinterpret_cast<Words*>(buffer(exchange));
         for (int begin = thread_index(); begin < words; begin += at_once * THREADS) {
             Words w[at_once];
-#pragma unroll
-            for (int k = 0; k < at_once; ++k) w[k].x = begin + k * THREADS < words ? POISON : 0, w[k].y = w[k].z = w[k].w = 0;
-            bool missing;
-            do {
-#pragma unroll
-                for (int k = 0; k < at_once; ++k) load_if(has_poison(w[k]), w[k], from + begin + k * THREADS);
-                missing = false;
-#pragma unroll
-                for (int k = 0; k < at_once; ++k) missing |= has_poison(w[k]);
-            } while (missing);
+            const auto is_sent = [&](int k) { return begin + k * THREADS < words; };
+            receive_words<at_once, false>(w, is_sent, [&](int k) { return from + begin + k * THREADS; });
 #pragma unroll
             for (int k = 0; k < at_once; ++k) {
                 const int i = begin + k * THREADS;
@@ -209,7 +235,11 @@ template <bool BACK> struct Sweep {
     }
     template <int STAGE> DEVICE void multiply(int k) {  // with layer k of a stage
         if constexpr (DIRECT) {
-            panels.template get<STAGE>().multiply_directly(buffer(exchange - 1), own_sums);
+            panels.template get<STAGE>().multiply_directly(k, buffer(exchange - 1), own_sums, stream);
+        } else if constexpr (STRAIGHT[BACK]) {
+            const Input* rows = reinterpret_cast<const Input*>(team_buffer(exchange - 1));
+            panels.template get<STAGE>().multiply_straight(k, rows, sums, stream);
+            block_barrier();
         } else {
             panels.template get<STAGE>().multiply(k, buffer(exchange - 1), sums, stream);
             block_barrier();
@@ -225,6 +255,9 @@ template <bool BACK> struct Sweep {
 struct Forward : Sweep<false> {
     float h[OWN], c[CELL == LSTM ? OWN : 1];
     Value x[elements(features(0)) * gates(0)];  // of the step to come, fetched one step early
+    Place<const Value, gates(0) * features(0)> projected;  // of the step that is fetched next
+    Place<Value, TRACE> trace;                             // of this step
+    Place<Value, D> y;
     float mask[STATE_MASK ? OWN : 1];
     unsigned next_cut;  // rows whose state is lost after the step's last layer
     float skip[RESIDUAL ? elements(features(0)) : 1];  // the hidden layer before, which the next one adds to
@@ -235,17 +268,16 @@ struct Forward : Sweep<false> {
 
     DEVICE Forward(const Arguments& a) : Sweep(a) {}
 
-    // Beyond the last step, anything that is there will do.
     DEVICE void fetch(int s) {
-        const int t = time(smaller(s, steps - 1));
         for_fetched<features(0)>([&](int e, int row, int feature) {
-            const Value* from = a.projected + at<gates(0) * features(0)>(t, row, feature);
+            const Value* from = projected.at(row, feature);
 #pragma unroll
             for (int g = 0; g < gates(0); ++g) x[e * gates(0) + g] = from[g * features(0)];
         });
+        projected = projected.moved(s + 1 < steps ? later : 0);  // beyond the last step, anything that is there will do
     }
 
-    template <int STAGE> DEVICE void layer(int s, int t, int k) {  // layer k of a stage
+    template <int STAGE> DEVICE void layer(int s, int k) {  // layer k of a stage
         constexpr int F = features(STAGE), G = gates(STAGE), count = traced(STAGE);
         float saved[elements(F) * larger(1, count)];  // for the trace
         Value hidden_mask[HIDDEN_MASK && is_hidden(STAGE) ? elements(F) : 1];
@@ -264,7 +296,7 @@ struct Forward : Sweep<false> {
         multiply<STAGE>(k);
         const unsigned cut = layer == LAYERS - 1 ? next_cut : 0;  // rows whose state is lost after this layer
         for_registers<F>([&](int e, int row, int feature) {
-            const bool real = is_real(t, row);
+            const bool real = is_real(row);
             float before[G];  // what the gates see
 #pragma unroll
             for (int g = 0; g < G; ++g) {
@@ -294,10 +326,11 @@ struct Forward : Sweep<false> {
         if constexpr (STAGE == 0) fetch(s + 1);
         if (last_follows && CLUSTER > 1) reset = fetch_reset(next);
         // The other warps wait for what was sent: they get it before memory does. Blocks of a cluster wait longer.
-        if (CLUSTER > 1) store<STAGE>(t, k, saved);
-        all_sent<all_slices(F), (STAGE + 1) % STAGES>();
+        if (CLUSTER > 1) store<STAGE>(k, saved);
+        if constexpr (layers_of<STAGE> > 1) all_sent<all_slices(F), STAGE>(smaller(k + 1, layers_of<STAGE> - 1));
+        else all_sent<all_slices(F), (STAGE + 1) % STAGES>(0);
         if (last_follows) next_cut = cut_rows(reset, next);
-        if (CLUSTER == 1) store<STAGE>(t, k, saved);
+        if (CLUSTER == 1) store<STAGE>(k, saved);
         if constexpr (!is_hidden(STAGE)) forget(cut);
     }
     // What the weights see of the state: a mask may hide some of it, and where a reset comes next there is nothing.
@@ -313,12 +346,13 @@ struct Forward : Sweep<false> {
             if (RESETS && has(cut, row)) h[e] = 0.f, c[CELL == LSTM ? e : 0] = 0.f;
         });
     }
-    template <int STAGE> DEVICE void stages(int s, int t) {
-        if constexpr (layers_of<STAGE> == 1) layer<STAGE>(s, t, 0);
+    template <int STAGE> DEVICE void stages(int s) {
+        if constexpr (layers_of<STAGE> == 1) layer<STAGE>(s, 0);
         else
 #pragma unroll 1
-            for (int k = 0; k < layers_of<STAGE>; ++k) layer<STAGE>(s, t, k);
-        if constexpr (STAGE + 1 < STAGES) stages<STAGE + 1>(s, t);
+            for (int k = 0; k < layers_of<STAGE>; ++k) layer<STAGE>(s, k);
+        if constexpr (DIRECT && layers_of<STAGE> > 1) begin_product<(STAGE + 1) % STAGES>();
+        if constexpr (STAGE + 1 < STAGES) stages<STAGE + 1>(s);
     }
 
     // The new state of one element from what its gates see, and what the way back wants to know of it.
@@ -348,7 +382,7 @@ struct Forward : Sweep<false> {
     }
 
     // What a layer leaves in global memory.
-    template <int STAGE> DEVICE void store(int t, int k, const float* saved) {
+    template <int STAGE> DEVICE void store(int k, const float* saved) {
         constexpr bool hidden = is_hidden(STAGE);
         constexpr int count = traced(STAGE), apart = hidden ? HIDDEN : D;
         const int layer = layers_before(STAGE) + k;
@@ -356,33 +390,35 @@ struct Forward : Sweep<false> {
                        : CELL == DMU ? AFTER_HIDDEN : CELL == RHN ? 2 * D * layer : 0;
         for_own<features(STAGE)>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;
-            const bool real = is_real(t, row);
+            const bool real = is_real(row);
             if (SAVE && count) {
-                Value* step = a.trace + at<TRACE>(t, row, feature);
+                Value* step = trace.at(row, feature);
 #pragma unroll
                 for (int k = 0; k < count; ++k) put(step + base + k * apart, real ? saved[e * count + k] : 0.f);
                 if (CELL == RHN && layer < LAYERS - 1) put(step + 2 * D * LAYERS + layer * D, real ? h[e] : 0.f);
             }
-            if (layer == LAYERS - 1) put(a.y + at<D>(t, row, feature), real ? h[e] : 0.f);
+            if (layer == LAYERS - 1) put(y.at(row, feature), real ? h[e] : 0.f);
         });
     }
 
     DEVICE void run_all() {
         const unsigned cut = cut_rows(fetch_reset(begin), begin);
         if (LAYERS == 1) next_cut = cut_rows(fetch_reset(begin + 1), begin + 1);
+        load_states(h, a.h0);
+        if (CELL == LSTM) load_states(c, a.c0);
         for_own<D>([&](int e, int row, int feature) {
-            const bool there = in_batch(row);
-            h[e] = there ? to_float(a.h0[sequence(row) * D + feature]) : 0.f;
-            if (CELL == LSTM) c[e] = there ? to_float(a.c0[sequence(row) * D + feature]) : 0.f;
             if constexpr (STATE_MASK) mask[e] = state_mask(row, feature);
         });
         forget(cut);
         send_state(cut);
+        projected = place<gates(0) * features(0)>(a.projected, smaller(begin, steps - 1));
+        trace = place<TRACE>(a.trace, begin), y = place<D>(a.y, begin);
         fetch(begin);
-        all_sent<all_slices(D), 0>();
+        all_sent<all_slices(D), 0>(0);
         for (int s = begin; s < end; ++s) {
             begin_step(s);
-            stages<0>(s, time(s));
+            stages<0>(s);
+            trace = trace.moved(later), y = y.moved(later);
         }
         for_own<D>([&](int e, int row, int feature) {
             if (!in_batch(row)) return;
@@ -398,7 +434,13 @@ struct Backward : Sweep<true> {
     float dh[OWN], dc[CELL == LSTM ? OWN : 1];
     // Of the step to come, fetched one step early: gradient of y, state before the step, gates.
     Value grad[OWN], h_before[OWN], values[OWN * VALUES];
-    const Value* grad_y[OWN];  // of time 0
+    const Value* grad_y[OWN];  // of the step to come
+    int64 later_grad_y;        // from a step to the next one of the sweep forward
+    Place<Value, TRACE> trace, trace_to_come, trace_before;  // of this step, the one to come, and the one before that
+    Place<Value, D> y_to_come, y_before;
+    Place<Value, DELTAS> deltas_of_step;
+    const Value *h_starts[DIRECT ? OWN : 1], *c_starts[DIRECT && CELL == LSTM ? OWN : 1];  // states before the first step
+    unsigned first_rows;  // whose first step it is, of the step that was fetched last
     float mask[STATE_MASK ? OWN : 1];
     unsigned char reset;  // of the row of this lane before the step to come
     unsigned cut;         // rows whose state was lost before this step
@@ -411,21 +453,27 @@ struct Backward : Sweep<true> {
 
     DEVICE Backward(const Arguments& a) : Sweep(a) {}
 
-    // What is fetched for padding, or for rows beyond the batch, is read from somewhere and used nowhere.
-    template <int WIDTH>
-    DEVICE Value state_before(const Value* start, const Value* later, int s, int row, int feature) const {
-        const int t = time(s), before = a.reverse ? t + 1 : t - 1;
-        const bool first_step = s == 0 || before >= until[row];
-        return *(first_step ? start + sequence(row) * D + feature : later + at<WIDTH>(before, row, feature));
+    // The state before a step, from where it is `before`. What is fetched for padding, or for rows beyond the batch, is read
+    // from somewhere and used nowhere.
+    DEVICE const Value* start_of(const Value* start, int row, int feature) const {
+        return start ? start + sequence(row) * D + feature : zero();
+    }
+    DEVICE const Value* h_start(int e, int row, int feature) const {
+        return DIRECT ? h_starts[e] : start_of(a.h0, row, feature);
+    }
+    DEVICE const Value* c_start(int e, int row, int feature) const {
+        return DIRECT ? c_starts[e] : start_of(a.c0, row, feature);
     }
 
     DEVICE void fetch(int next) {
-        const int s = larger(next, 0), t = time(s);
+        const int s = larger(next, 0);
         reset = fetch_reset(next);
+        first_rows = in_lanes(s == 0 || ((s - 1) ^ flip) >= limit_of_lane);
         for_fetched<D>([&](int e, int row, int feature) {
-            if (a.grad_y) grad[e] = grad_y[e][t * a.grad_y_step];
-            if (CELL != RHN || LAYERS == 1) h_before[e] = state_before<D>(a.h0, a.y, s, row, feature);
-            const Value* step = a.trace + at<TRACE>(t, row, feature);
+            grad[e] = *grad_y[e];
+            const bool first = has(first_rows, row);
+            if (CELL != RHN || LAYERS == 1) h_before[e] = *(first ? h_start(e, row, feature) : y_before.at(row, feature));
+            const Value* step = (CLUSTER == 1 ? trace_to_come : trace.moved(next < 0 ? 0 : -later)).at(row, feature);
             Value* v = values + e * VALUES;
             if constexpr (CELL == DMU) {
                 v[0] = step[AFTER_HIDDEN], v[1] = step[AFTER_HIDDEN + D];
@@ -433,39 +481,41 @@ struct Backward : Sweep<true> {
                 v[0] = step[2 * D * (LAYERS - 1)], v[1] = step[2 * D * (LAYERS - 1) + D];
                 if (LAYERS > 1) h_before[e] = step[2 * D * LAYERS + (LAYERS - 2) * D];
             } else if constexpr (CELL == RNN) {
-                v[0] = a.y[at<D>(t, row, feature)];
+                v[0] = *y_to_come.at(row, feature);
             } else {
 #pragma unroll
                 for (int k = 0; k < (CELL == GRU ? 4 : 5); ++k) v[k] = step[k * D];
-                if (CELL == LSTM) v[5] = state_before<TRACE>(a.c0, a.trace + 4 * D, s, row, feature);
+                if (CELL == LSTM) v[5] = *(first ? c_start(e, row, feature) : trace_before.at(row, 4 * D + feature));
             }
         });
     }
 
-    template <int STAGE> DEVICE void fetch_inner(int any_s, int k) {
-        const int s = larger(any_s, 0), t = time(s), layer = layers_before(STAGE) + k;
+    // Of this step, or of the one to come: the one that was fetched last.
+    template <int STAGE> DEVICE void fetch_inner(bool to_come, int k) {
+        const int layer = layers_before(STAGE) + k;
         for_fetched<features(STAGE)>([&](int e, int row, int feature) {
-            const Value* step = a.trace + at<TRACE>(t, row, feature);
+            const Value* step = (to_come ? trace_to_come : trace).at(row, feature);
             Value* v = inner + INNER * (elements_before(STAGE) + e);
             if constexpr (CELL == DMU) {
                 v[0] = step[(SLOPES ? HIDDEN : 0) + widths_before(STAGE) + k * features(STAGE)];
             } else {
                 v[0] = step[2 * D * layer], v[1] = step[2 * D * layer + D];
-                v[2] = STAGE == 0 ? state_before<D>(a.h0, a.y, s, row, feature)
-                                  : step[2 * D * LAYERS + (layer - 1) * D];
+                const auto before = to_come ? y_before : y_before.moved(later);
+                v[2] = STAGE > 0 ? step[2 * D * LAYERS + (layer - 1) * D]
+                                 : *(has(first_rows, row) ? h_start(e, row, feature) : before.at(row, feature));
             }
         });
     }
     // The first layer of a stage, going back, that has its values in `inner`; those of the uppermost one are in `values`.
     template <int STAGE> static constexpr int first_inner = layers_of<STAGE> - (STAGE == LAST ? 2 : 1);
-    template <int STAGE> DEVICE void fetch_next_inner(int s, int k) {  // after layer k of step s
-        if (layers_of<STAGE> > 1 && k > 0) fetch_inner<STAGE>(s, k - 1);
-        else if (CLUSTER == 1) fetch_inner<STAGE>(s - 1, first_inner<STAGE>);
+    template <int STAGE> DEVICE void fetch_next_inner(int k) {  // after layer k
+        if (layers_of<STAGE> > 1 && k > 0) fetch_inner<STAGE>(false, k - 1);
+        else if (CLUSTER == 1) fetch_inner<STAGE>(true, first_inner<STAGE>);
     }
-    template <int STAGE = 0> DEVICE void fetch_first_inner(int s) {
+    template <int STAGE = 0> DEVICE void fetch_first_inner(bool to_come) {
         if constexpr (INNER > 0 && STAGE < STAGES) {
-            if constexpr (first_inner<STAGE> >= 0) fetch_inner<STAGE>(s, first_inner<STAGE>);
-            fetch_first_inner<STAGE + 1>(s);
+            if constexpr (first_inner<STAGE> >= 0) fetch_inner<STAGE>(to_come, first_inner<STAGE>);
+            fetch_first_inner<STAGE + 1>(to_come);
         }
     }
 
@@ -503,13 +553,13 @@ struct Backward : Sweep<true> {
     }
 
     // From the gradient of the state after layer k of a stage to that before it.
-    template <int STAGE> DEVICE void state_layer(int s, int t, int k) {
+    template <int STAGE> DEVICE void state_layer(int s, int k) {
         constexpr int G = gates(STAGE);
         const bool top = STAGE == LAST && k == layers_of<STAGE> - 1;
-        if (top && CLUSTER > 1) fetch_first_inner(s);
+        if (top && CLUSTER > 1) fetch_first_inner(false);
         float carry[OWN], deltas[OWN * 4];
         for_registers<D>([&](int e, int row, int feature) {
-            const bool real = is_real(t, row);
+            const bool real = is_real(row);
             float* delta = deltas + e * 4;
             const Value* below = inner + INNER * (elements_before(STAGE) + e);
             float v[VALUES];
@@ -534,22 +584,25 @@ struct Backward : Sweep<true> {
             for_own<D>([&](int e, int row, int feature) {
                 if (!in_batch(row)) return;
                 const float* delta = deltas + e * 4;
-                Value* step = a.deltas + at<DELTAS>(t, row, outputs_before(STAGE) + k * G * D + feature);
+                Value* step = deltas_of_step.at(row, outputs_before(STAGE) + k * G * D + feature);
 #pragma unroll
                 for (int g = 0; g < G; ++g) put(step + g * D, delta[CELL == GRU && g == 2 ? 3 : g]);
                 if (CELL == GRU) put(step + 3 * D, delta[2]);
             });
         };
         if (CLUSTER > 1) store();
-        all_sent<G * all_slices(D), STAGE>();
+        if (top && DIRECT && LAYERS == 1) fetch(s - 1);  // a step is not much longer than it takes
+        all_sent<G * all_slices(D), STAGE>(k);
         if (CLUSTER == 1) store();
+        if (top && DIRECT && LAYERS > 1) fetch(s - 1);
         if constexpr (CELL == DMU && STAGES > 1) {
             multiply<STAGE>(k);
-            hidden_stages<STAGE - 1>(s, t);
+            hidden_stages<STAGE - 1>(s);
             for_registers<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<0>(e, row, feature); });
         } else {
-            if (top) fetch(s - 1);
-            else if constexpr (CELL == RHN) fetch_next_inner<STAGE>(s, k);
+            if (top && !DIRECT) fetch(s - 1);
+            if constexpr (CELL == RHN)
+                if (!top) fetch_next_inner<STAGE>(k);
             multiply<STAGE>(k);
             for_registers<D>([&](int e, int row, int feature) { dh[e] = carry[e] + of_state<STAGE>(e, row, feature); });
         }
@@ -558,16 +611,16 @@ struct Backward : Sweep<true> {
         const float seen = total<STAGE>(e, 0, row, feature);
         return STATE_MASK ? seen * mask[STATE_MASK ? e : 0] : seen;
     }
-    template <int STAGE> DEVICE void state_stages(int s, int t) {
-        if constexpr (layers_of<STAGE> == 1) state_layer<STAGE>(s, t, 0);
+    template <int STAGE> DEVICE void state_stages(int s) {
+        if constexpr (layers_of<STAGE> == 1) state_layer<STAGE>(s, 0);
         else
 #pragma unroll 1
-            for (int k = layers_of<STAGE> - 1; k >= 0; --k) state_layer<STAGE>(s, t, k);
-        if constexpr (CELL == RHN && STAGE > 0) state_stages<STAGE - 1>(s, t);
+            for (int k = layers_of<STAGE> - 1; k >= 0; --k) state_layer<STAGE>(s, k);
+        if constexpr (CELL == RHN && STAGE > 0) state_stages<STAGE - 1>(s);
     }
 
     // Layer k of a hidden stage of a dmu: the product of the layer ABOVE has just been taken.
-    template <int STAGE, int ABOVE> DEVICE void hidden_layer(int s, int t, int k) {
+    template <int STAGE, int ABOVE> DEVICE void hidden_layer(int s, int k) {
         constexpr int F = features(STAGE);
         float delta[elements(F)];
         for_registers<F>([&](int e, int row, int feature) {
@@ -576,47 +629,66 @@ struct Backward : Sweep<true> {
                 if (ABOVE < LAST) gradient += of_hidden[e];
                 of_hidden[e] = gradient;
             }
-            const float known = to_float(inner[elements_before(STAGE) + e]);
-            delta[e] = is_real(t, row) ? gradient * (SLOPES ? known : slope_from(known)) : 0.f;
+            const bool real = is_real(row);
+            const float known = only_if(real, to_float(inner[elements_before(STAGE) + e]));
+            delta[e] = real ? gradient * (SLOPES ? known : slope_from(known)) : 0.f;
         });
         send<F>(delta);
-        fetch_next_inner<STAGE>(s, k);
+        fetch_next_inner<STAGE>(k);
         const auto store = [&] {
             for_own<F>([&](int e, int row, int feature) {
-                if (in_batch(row)) put(a.deltas + at<DELTAS>(t, row, outputs_before(STAGE) + k * F + feature), delta[e]);
+                if (in_batch(row)) put(deltas_of_step.at(row, outputs_before(STAGE) + k * F + feature), delta[e]);
             });
         };
         if (CLUSTER > 1) store();
-        if (STAGE == LAST - 1 && k == layers_of<STAGE> - 1) fetch(s - 1);
-        all_sent<all_slices(F), STAGE>();
+        if (STAGE == LAST - 1 && k == layers_of<STAGE> - 1 && !DIRECT) fetch(s - 1);
+        all_sent<all_slices(F), STAGE>(k);
         if (CLUSTER == 1) store();
         multiply<STAGE>(k);
     }
-    template <int STAGE> DEVICE void hidden_stages(int s, int t) {
-        hidden_layer<STAGE, STAGE + 1>(s, t, layers_of<STAGE> - 1);
+    template <int STAGE> DEVICE void hidden_stages(int s) {
+        hidden_layer<STAGE, STAGE + 1>(s, layers_of<STAGE> - 1);
         if constexpr (layers_of<STAGE> > 1)
 #pragma unroll 1
-            for (int k = layers_of<STAGE> - 2; k >= 0; --k) hidden_layer<STAGE, STAGE>(s, t, k);
-        if constexpr (STAGE > 0) hidden_stages<STAGE - 1>(s, t);
+            for (int k = layers_of<STAGE> - 2; k >= 0; --k) hidden_layer<STAGE, STAGE>(s, k);
+        if constexpr (STAGE > 0) hidden_stages<STAGE - 1>(s);
     }
 
+    DEVICE void move_to(int s) {  // for what comes before the first step, anything that is there will do
+        const int earlier = s > 0 ? -later : 0;
+        trace = trace.moved(-later), deltas_of_step = deltas_of_step.moved(-later);
+        trace_to_come = trace_to_come.moved(earlier), trace_before = trace_before.moved(-later);
+        y_to_come = y_to_come.moved(earlier), y_before = y_before.moved(-later);
+#pragma unroll
+        for (int e = 0; e < OWN; ++e) grad_y[e] -= s > 0 ? later_grad_y : 0;
+    }
     DEVICE void run_all() {
+        load_states(dh, a.h_n);
+        if (CELL == LSTM) load_states(dc, a.c_n);
         for_own<D>([&](int e, int row, int feature) {
-            const bool there = in_batch(row);
-            dh[e] = there && a.h_n ? to_float(a.h_n[sequence(row) * D + feature]) : 0.f;
-            if (CELL == LSTM) dc[e] = there && a.c_n ? to_float(a.c_n[sequence(row) * D + feature]) : 0.f;
             if constexpr (STATE_MASK) mask[e] = state_mask(row, feature);
         });
+        const int last = larger(end - 1, 0);
         for_fetched<D>([&](int e, int row, int feature) {
-            round_to(grad[e], 0.f);
-            grad_y[e] = a.grad_y + run * a.grad_y_run + (first + row) * a.grad_y_row + feature * a.grad_y_feature;
+            grad_y[e] = !a.grad_y ? zero() : a.grad_y + run * a.grad_y_run + (first + row) * a.grad_y_row
+                                             + feature * a.grad_y_feature + time(last) * a.grad_y_step;
         });
+        if (DIRECT)
+            for_fetched<D>([&](int e, int row, int feature) {
+                h_starts[e] = start_of(a.h0, row, feature);
+                if (CELL == LSTM) c_starts[e] = start_of(a.c0, row, feature);
+            });
+        later_grad_y = !a.grad_y ? 0 : a.reverse ? -a.grad_y_step : a.grad_y_step;
+        trace = place<TRACE>(a.trace, end), trace_to_come = place<TRACE>(a.trace, last);
+        deltas_of_step = place<DELTAS>(a.deltas, end);
+        trace_before = place<TRACE>(a.trace, end - 2), y_before = place<D>(a.y, end - 2), y_to_come = place<D>(a.y, last);
         fetch(end - 1);
-        if (CLUSTER == 1) fetch_first_inner(end - 1);
+        if (CLUSTER == 1) fetch_first_inner(true);
         for (int s = end - 1; s >= begin; --s) {
+            move_to(s);
             cut = cut_rows(reset, s);
             begin_step(s);
-            state_stages<LAST>(s, time(s));
+            state_stages<LAST>(s);
             for_registers<D>([&](int e, int row, int) {
                 if (RESETS && has(cut, row)) dh[e] = 0.f, dc[CELL == LSTM ? e : 0] = 0.f;
             });

@@ -18,6 +18,7 @@ from torch import Tensor
 from deepmemory.ops import hoisted, layout
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
+reads_zeros = False
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)  # the first with TF32 and bfloat16 on the tensor cores
 
