@@ -215,6 +215,9 @@ def test_depth_pays_at_the_large_size_as_the_page_says(recorded):
     trained = {key: one.study.runs[0].at_epoch(one.epochs)["train_loss"] for key, one in found.items()}
     assert trained["residual DMU, n = 10", "large"] > trained["residual DMU, n = 5", "large"]
     assert tests["DMU, n = 5", "large"] > tests["DMU, n = 2", "large"]
+    said = "from {:.1f} at n = 1 to {:.1f} at n = 2 and {:.1f} at n = 5; an LSTM has {:.1f}, a GRU {:.1f}."
+    named = [tests[title, "large"] for title in ("DMU, n = 1", "DMU, n = 2", "residual DMU, n = 5", "LSTM", "GRU")]
+    assert said.format(*named) in (DOCS / "why-dmu.md").read_text()
     behind = [tests[title, "large"] - best for title in ("LSTM", "GRU", "RHN, n = 5")]
     assert behind == pytest.approx([6, 10, -0.5], abs=0.4)
     (half,) = [one for one in sys.modules["readme"].recorded("depth-study").rest if one.setting.lr == 0.0005]
