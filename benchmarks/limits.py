@@ -3,7 +3,7 @@
 python benchmarks/limits.py        # results/limits_h200.json: on a machine with an NVIDIA GPU, in under 25 seconds
 
 Small kernels (``limits.cu``, compiled by NVRTC) measure what the engine's steps are made of: a barrier, a layer of a
-step without its products, an exchange between multiprocessors, weights on their way from the second cache, products, a
+step without its products, an exchange between multiprocessors, weights on their way from the L2 cache, products, a
 kernel in a CUDA graph. Exchanges and copies check what they receive; a time whose kernel found an error is refused.
 ``floor`` adds up what the engine's layout needs of each.
 """
@@ -51,7 +51,7 @@ DEFINES = ("-DVALUE=1", "-DWEIGHT=0", "-DPRODUCT=1")  # that numbers.cuh asks fo
 PARTS = {  # of a floor, as the table calls them
     "barriers": "barriers of a block",
     "exchanges": "exchanges between multiprocessors",
-    "weights": "weights from the second cache",
+    "weights": "weights from the L2 cache",
     "products": "products",
     "launches": "kernel launches",
 }
@@ -455,7 +455,7 @@ def chip_rows(rows: list[Row]) -> list[list[str]]:
             name = f"layer in clusters of 16 blocks, without its products, {row['sent_bytes']} bytes to each block"
             cells.append([name, time(row["us"])])
         elif row["what"] == "dependent load":
-            cells.append(["load from the second cache that needs the one before", time(row["us"])])
+            cells.append(["dependent load from the L2 cache", time(row["us"])])
         elif row["what"] == "node" and row["warps"] == 1:
             cells.append(["kernel in a CUDA graph, one block", time(row["us"])])
         elif row["what"] == "node" and row["cluster"] == 16:
@@ -466,7 +466,7 @@ def chip_rows(rows: list[Row]) -> list[list[str]]:
     cells += [["exchange of 16 bytes between all multiprocessors", time(min(of_all))]] if of_all else []
     if rates:
         text = f"{min(rates) / 1e6:.1f} to {max(rates) / 1e6:.1f} TB/s"
-        cells.append(["weights from the second cache to all multiprocessors of a layout", text])
+        cells.append(["weights from the L2 cache to all multiprocessors of a layout", text])
     counted = [row for row in rows if row["what"] == "nodes" and "kernels" in row]
     both = [row["kernels"] for row in counted if (row["shape"], row["mode"]) == ("rl-step", "float32")]
     if len(both) == 2:

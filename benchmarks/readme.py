@@ -40,6 +40,7 @@ PAGES = (
     "docs/depth-and-rate.md",
     "docs/engines.md",
     "docs/faq.md",
+    "docs/gpu-limits.md",
     "docs/paper.md",
     "docs/regularisation.md",
     "docs/why-dmu.md",

@@ -131,7 +131,7 @@ def test_what_the_page_says_of_the_limits_in_words(limits):
     readme = importlib.import_module("readme")
     measured = json.loads((ROOT / "benchmarks" / "results" / "h200.json").read_text())
     kept = json.loads(limits.RESULTS.read_text())
-    page = (ROOT / "docs" / "engines.md").read_text()
+    page = (ROOT / "docs" / "gpu-limits.md").read_text()
 
     def times(one):
         own, *others = readme.milliseconds(measured, one["shape"], one["precision"])[1].values()

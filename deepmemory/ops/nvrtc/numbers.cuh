@@ -80,7 +80,7 @@ DEVICE void open_exchange() {
                  "selp.u32 %0, 1, 0, p;\n\t}" : "=r"(done) : "r"(barrier), "r"(parity) : "memory")
 template <bool FROM_OTHERS> DEVICE void wait_for_barrier(unsigned barrier, unsigned parity) {
     unsigned done;
-    do {  // what other blocks have done is seen past the first cache, which is emptied for it
+    do {  // what other blocks have done is seen past the L1 cache, which is emptied for it
         if constexpr (FROM_OTHERS) TRY_WAIT("cluster");
         else TRY_WAIT("cta");
     } while (!done);
@@ -121,7 +121,7 @@ template <int RECEIVERS, class Input> DEVICE void send_to_all(Input* target, Inp
 
 // Blocks of a team exchange through global memory. What has not come yet is POISON in every word, which nobody sends: that
 // very NaN is sent as another one. So data tell by themselves that they are there, and need no fence and no flag. Loads and
-// stores are those of the whole GPU, past the first cache.
+// stores are those of the whole GPU, past the L1 cache.
 DEVICE Words without_poison(const Words& w) {
     return {min(w.x, POISON - 1), min(w.y, POISON - 1), min(w.z, POISON - 1), min(w.w, POISON - 1)};
 }
@@ -172,7 +172,7 @@ DEVICE void wait_for(const Arrival* arrival, unsigned parity) {
     wait_for_barrier<false>(address_of(arrival), parity);
 #endif
 }
-// Memory that this very block wrote, past the first cache, which has little room beside the shared memory.
+// Memory that this very block wrote, past the L1 cache, which has little room beside the shared memory.
 DEVICE Quad from_l2(const Quad* at) {
     Quad q;
     asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(q.x), "=f"(q.y), "=f"(q.z), "=f"(q.w) : "l"(at));

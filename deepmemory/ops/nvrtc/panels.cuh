@@ -144,7 +144,7 @@ template <bool BACK, int STAGE = 0> constexpr int biases_in_shared() {  // of la
     }
 }
 // What a team has in global memory: buffers in turn. One is poisoned two exchanges after its own, and a fence, after every
-// TEAM_FENCE exchanges, makes sure of it before its next one (see ops/README.md).
+// TEAM_FENCE exchanges, makes sure of it before its next one (see README.md).
 constexpr int TEAM_BUFFERS = 16, TEAM_FENCE = 8;
 static_assert((TEAM_BUFFERS & (TEAM_BUFFERS - 1)) == 0 && TEAM_FENCE <= TEAM_BUFFERS - 3);
 template <bool BACK> constexpr int team_row(int inputs) {  // words of 16 bytes; a warp reads neighbours of several rows at once

@@ -39,7 +39,7 @@ FINISH, ANOTHER = 0.035, 0.2  # a warp: gates, records and packing of an element
 SEND = 5e-4  # 16 bytes to every block
 TENSOR_LAYER = 0.06  # what it takes until the tensor cores' sums are there
 STREAMED_BYTES = 7.5e4, 9.5e4  # of weights for which a multiprocessor waits a microsecond: few warps, many warps
-# What teams read from the second cache in a microsecond: a block of its inputs, which are the same for all blocks of a
+# What teams read from the L2 cache in a microsecond: a block of its inputs, which are the same for all blocks of a
 # team; all blocks together of weights, which are not.
 TEAM_INPUT_BYTES, TEAM_STREAMED_BYTES = 7.3e4, 8.6e6
 LOADED_WEIGHTS = 8e3  # that a block brings to the chip in a microsecond, when a sweep begins: by its instructions
