@@ -69,10 +69,10 @@ class Reference:
     """A fused engine made of the plain one: what the operators do is tested apart from any kernel.
 
     It keeps no trace, and in the backward pass computes and differentiates again. That happens in a thread of its own,
-    since inside an operator torch records nothing.
+    since inside an operator torch records nothing. As on a GPU, a state that nobody gave is zeros without memory.
     """
 
-    reads_zeros = False
+    reads_zeros = True
 
     def unavailable(self) -> None:
         return None
@@ -104,6 +104,7 @@ class Reference:
 
 def run_by_run(rec, x: Tensor, state, weights, sequences: Sequences) -> list[Tensor]:
     """y and final states by the plain engine, with or without a dimension of runs."""
+    state = [torch.zeros_like(s) if s._is_zerotensor() else s for s in state]
     if x.dim() == 3:
         y, final = plain.scan(rec, x, tuple(state), list(weights), sequences)
         return [y, *final]

@@ -12,8 +12,8 @@ from deepmemory.nn.cell import Cell
 from deepmemory.nn.definition import DeepMemory, GivenTransition, check_memory_bias
 from deepmemory.nn.recurrent import Recurrent, State
 from deepmemory.nn.regularisation import check_probability
-from deepmemory.ops import plain, with_memory
-from deepmemory.ops.recurrence import Recurrence, Sequences
+from deepmemory.ops import plain
+from deepmemory.ops.recurrence import Recurrence, Sequences, Zeros
 
 Transition = Sequence[int] | nn.Module | Sequence[nn.Module] | None
 
@@ -229,9 +229,16 @@ class DMU(Recurrent):
         """Sizes first, then what differs from the defaults."""
         return super().extra_repr() + own_repr(self)
 
-    def _run(self, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
+    @property
+    def _takes_states(self) -> bool:
+        return super()._takes_states or isinstance(self.transition, nn.ModuleList)
+
+    def _run(
+        self, layer: int, direction: int, x: Tensor, state: State | Zeros, sequences: Sequences
+    ) -> tuple[Tensor, State]:
         if not isinstance(self.transition, nn.ModuleList):
             return super()._run(layer, direction, x, state, sequences)
+        assert not isinstance(state, Zeros)  # see _takes_states
         transition, width = self.transition[layer * self._directions + direction], self._widths[layer]
 
         exporting = torch.compiler.is_exporting()  # the loop of a graph sees its operands alone
@@ -244,7 +251,7 @@ class DMU(Recurrent):
             transformed = functional_call(transition, weights_given, (joined,)) if exporting else transition(joined)
             return (plain.memory_update(check_transformed("DMU", transformed, width), h),)
 
-        x, state = plain.without_padding(x, sequences.lengths), with_memory(state)
+        x = plain.without_padding(x, sequences.lengths)
         return plain.iterate(step, x, state, list(given.values()), sequences, reverse=bool(direction))
 
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from deepmemory.nn.packing import unpack
 from deepmemory.nn.precision import check_state, convert_input, runs_in
 from deepmemory.nn.regularisation import check_probability, draw_mask
 from deepmemory.nn.sequences import check_lengths, check_masks, check_resets
-from deepmemory.ops import Sequences, engines, resets_of_sweep
+from deepmemory.ops import Sequences, Zeros, engines, resets_of_sweep
 from deepmemory.ops.recurrence import FULL_LENGTH
 
 State = tuple[Tensor, ...]
@@ -93,6 +93,11 @@ class Recurrent(Defined):
     def _ragged(self) -> bool:
         """Layers of different widths: the state is a tuple with one tensor per layer."""
         return len(set(self._widths)) > 1
+
+    @property
+    def _takes_states(self) -> bool:
+        """Whether anything other than ``ops.scan`` takes states: it has to be given zeros, too."""
+        return self._observer is not None
 
     def _layer_input_size(self, layer: int) -> int:
         if layer == 0:
@@ -289,7 +294,7 @@ class Recurrent(Defined):
     def _layers(
         self,
         x: Tensor,
-        state: list[State],
+        state: Sequence[State | Zeros],
         lengths: Tensor | None,
         resets: Tensor | None,
         masks: Mapping[str, Tensor],
@@ -307,7 +312,8 @@ class Recurrent(Defined):
                     y, last = self._run(layer, direction, x, state[len(final)], sequences)
                 else:
                     run = partial(self._run, layer, direction)
-                    y, last = self._observer(layer, direction, run, x, state[len(final)], sequences)
+                    given = cast(State, state[len(final)])  # see _takes_states
+                    y, last = self._observer(layer, direction, run, x, given, sequences)
                 outputs.append(y)
                 final.append(last)
             x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
@@ -337,7 +343,9 @@ class Recurrent(Defined):
         finally:
             self._observer = before
 
-    def _run(self, layer: int, direction: int, x: Tensor, state: State, sequences: Sequences) -> tuple[Tensor, State]:
+    def _run(
+        self, layer: int, direction: int, x: Tensor, state: State | Zeros, sequences: Sequences
+    ) -> tuple[Tensor, State]:
         """One layer in one direction."""
         return ops.scan(
             self.definition.recurrence(self.bias, reverse=bool(direction)),
@@ -397,17 +405,20 @@ class Recurrent(Defined):
             return hx.index_select(1, permutation)
         return tuple(self.permute_hidden(part, permutation) for part in hx)
 
-    def _initial_state(self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None) -> list[State]:
-        """What the caller gave, or zeros, as one tuple of (B, d) tensors for each layer and direction."""
+    def _initial_state(
+        self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None
+    ) -> Sequence[State | Zeros]:
+        """What the caller gave, as one tuple of (B, d) tensors for each layer and direction.
+
+        Where nothing was given, ``ops.scan`` makes zeros; they are made here if anything else takes them.
+        """
         if hx is None:
-            zeros: dict[int, State] = {}  # nobody writes to them, so layers of one width share theirs
-            for width in self._widths:
-                if width not in zeros:
-                    sizes = self.definition.state_sizes(width)
-                    zeros[width] = tuple([ops.zeros(x, batch, size, dtype=runs_in(x)) for size in sizes])
-                    if self._observer is not None:
-                        zeros[width] = ops.with_memory(zeros[width])
-            return [zeros[width] for width in self._widths for _ in range(self._directions)]
+            starts: dict[int, State | Zeros] = {}  # nobody writes to them, so layers of one width share theirs
+            for width in set(self._widths):
+                sizes = self.definition.state_sizes(width)
+                made = tuple([x.new_zeros(batch, size) for size in sizes]) if self._takes_states else Zeros(sizes)
+                starts[width] = made
+            return [starts[width] for width in self._widths for _ in range(self._directions)]
         parts = len(self.definition.state_sizes(1))
         given = (hx,) if parts == 1 else hx
         if not isinstance(given, (tuple, list)) or len(given) != parts:

@@ -14,6 +14,7 @@ from deepmemory.ops.recurrence import (
     FULL_LENGTH,
     Recurrence,
     Sequences,
+    Zeros,
     resets_of_sweep,
 )
 
@@ -22,23 +23,20 @@ __all__ = [
     "CELLS",
     "Recurrence",
     "Sequences",
+    "Zeros",
     "resets_of_sweep",
     "scan",
-    "with_memory",
-    "zeros",
 ]
 
 
 # Devices that have autocast; asked here, since older torch cannot ask inside a compiled graph.
 AUTOCAST = tuple(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
-LAUNCHING = ("cuda",)  # devices on which even zeros cost a launch
-
 
 def scan(
     rec: Recurrence,
     x: Tensor,
-    state: tuple[Tensor, ...],
+    state: tuple[Tensor, ...] | Zeros,
     weights: list[Tensor],
     sequences: Sequences = FULL_LENGTH,
     *,
@@ -62,32 +60,28 @@ def scan(
         def lowered(tensors: Iterable[Tensor]) -> list[Tensor]:
             return [t if t.dtype is torch.float64 else t.to(dtype) for t in tensors]
 
-        x, *low_state = lowered((x, *state))
+        (x,) = lowered((x,))
+        low_state = state if isinstance(state, Zeros) else tuple(lowered(state))
         lengths, resets, *masks = sequences
         sequences = Sequences(lengths, resets, *(None if mask is None else mask.to(x.dtype) for mask in masks))
         with torch.autocast(device, enabled=False):
             if not engines.reads_as_they_are(engine, rec, x, weights):
                 weights = lowered(weights)
-            return scan(rec, x, tuple(low_state), weights, sequences, engine=engine, recompute=recompute)
+            return scan(rec, x, low_state, weights, sequences, engine=engine, recompute=recompute)
     name = engines.choose(engine, rec, x, weights)
+    if isinstance(state, Zeros):
+        state = starting_state(state, name, x, weights)
     if name == "plain":
-        return plain.scan(rec, x, with_memory(state), weights, sequences)
+        return plain.scan(rec, x, state, weights, sequences)
     return fused.scan(rec, name, recompute, x, state, weights, sequences)
 
 
-def zeros(like: Tensor, *shape: int, dtype: torch.dtype) -> Tensor:
-    """A state of zeros. On a GPU nothing is launched for it, where nobody but :func:`scan` looks at it."""
-    seen = torch.compiler.is_compiling() or fused.in_functorch() or fused.seen_by_others((like,))
-    if seen or like.device.type not in LAUNCHING:
-        return like.new_zeros(shape, dtype=dtype)
-    return torch._efficientzerotensor(shape, dtype=dtype, device=like.device)
-
-
-def with_memory(state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The same states, those of :func:`zeros` as ordinary tensors."""
-    if torch.compiler.is_compiling():  # there are none
-        return state
-    return tuple([torch.zeros_like(s) if s._is_zerotensor() else s for s in state])
+def starting_state(zeros: Zeros, engine: str, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
+    """Zeros as tensors; without memory, so that no kernel fills them, where only an engine that knows such looks."""
+    shapes = [(x.shape[-2], width) for width in zeros.widths]
+    if engine == "plain" or not engines.FUSED[engine].reads_zeros or fused.is_seen((x, *weights)):
+        return tuple([x.new_zeros(shape) for shape in shapes])
+    return tuple([torch._efficientzerotensor(shape, dtype=x.dtype, device=x.device) for shape in shapes])
 
 
 def with_constant_masks(rec: Recurrence, sequences: Sequences) -> Sequences:

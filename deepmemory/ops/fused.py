@@ -75,6 +75,11 @@ def seen_by_others(tensors: Sequence[Tensor]) -> bool:
     return not ORDINARY.issuperset(map(type, tensors)) or torch._C._len_torch_dispatch_stack() > 0 or in_jit_trace()
 
 
+def is_seen(tensors: Sequence[Tensor]) -> bool:
+    """Whether anything but an engine may look at what a call makes of these tensors."""
+    return in_functorch() or torch.compiler.is_compiling() or seen_by_others(tensors)
+
+
 def in_jit_trace() -> bool:
     """Whether ``torch.jit.trace`` is recording."""
     return torch._C._get_tracing_state() is not None
@@ -420,6 +425,7 @@ class Scan(torch.autograd.Function):
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
         """Call a function of its own, so that the gradient can be differentiated too."""
         x, state, weights, sequences, y, trace = _unpack(ctx)
+        state = [s if shape is None else x.new_zeros(shape) for s, shape in zip(state, ctx.zeros, strict=True)]
         grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[NOT_DIFFERENTIABLE:])
         spec = ctx.rec, ctx.engine, ctx.recompute, needs
         grad = ScanBackward.apply(*spec, *sequences, y, trace, grad_y, *grad_final, x, *state, *weights)

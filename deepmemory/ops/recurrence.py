@@ -75,6 +75,12 @@ class Recurrence(NamedTuple):
         return [1, *range(3, len(weights), 2)][: len(weights) // 2] if self.bias else range(1, len(weights))
 
 
+class Zeros(NamedTuple):
+    """A state that nobody gave."""
+
+    widths: tuple[int, ...]  # features of h, or of h and c
+
+
 class Sequences(NamedTuple):
     """What each sequence of a batch has of its own beside its values. Nothing of it is differentiable.
 

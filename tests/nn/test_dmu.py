@@ -131,6 +131,14 @@ class TestTransitionGivenAsModule:
         assert dm.DMUCell(3, 4, transition=Fixed())(torch.randn(2, 3)).shape == (2, 4)
         assert dm.DMU(3, 4, transition=Fixed()).depth == 1
 
+    def test_under_autocast_the_state_stays_float32(self):
+        dmu, x = dm.DMU(3, 4, 2, transition=[nn.Linear(7, 8), nn.Linear(8, 8)]), torch.randn(50, 2, 3)
+        with torch.autocast("cpu", torch.bfloat16):
+            y, h_n = dmu(x)
+            same, _ = dmu(x, torch.zeros(2, 2, 4))
+        assert y.dtype == h_n.dtype == torch.float32
+        assert torch.equal(y, same)
+
     def test_moves_with_the_layer(self):
         dmu = dm.DMU(3, 4, transition=nn.Linear(7, 8), dtype=torch.float64)
         assert dmu(torch.randn(5, 2, 3).double())[0].dtype == torch.float64

@@ -1,5 +1,7 @@
 """Resets, masks and residual transitions on every fused engine, by each of the ways that lead to it."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from fused_engines import DEVICES, DTYPES, Reference, close, draw, loss, make, on_engines
@@ -7,7 +9,7 @@ from layers import tensors
 from torch import Tensor
 from torch.func import functional_call, grad, jacrev, vmap
 
-from deepmemory.ops import CELLS, Recurrence, Sequences, engines, fused, scan
+from deepmemory.ops import CELLS, Recurrence, Sequences, Zeros, engines, fused, scan
 
 OF_A_DMU = {"activation": "gelu", "residual": True, "transition": [6, 6, 6]}
 OF_A_TRANSITION = ("hidden_mask", "residual")
@@ -86,6 +88,53 @@ def test_equals_the_definition(engine, cell, asked, reverse, recompute, d):
         return [*outputs, *torch.autograd.grad(loss(outputs), leaves)]
 
     close(results(engine=engine, recompute=recompute), results(engine="plain"))
+
+
+@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_without_a_state_it_begins_with_zeros(engine, cell, reverse, recompute):
+    rec, hidden = Recurrence(cell, "tanh", reverse=reverse), [6, 6]
+    x, weights = draw(engine, 11, 7, 3), draw_weights(engine, rec, 3, 5, hidden)
+    zeros = tuple(torch.zeros_like(draw(engine, 7, 5)) for _ in range(rec.states))
+    sequences = draw_sequences(engine, ("resets",), 11, 7, 5, hidden)
+
+    def results(state):
+        leaves = [t.clone().requires_grad_() for t in (x, *weights)]
+        y, final = scan(rec, leaves[0], state, leaves[1:], sequences, engine=engine, recompute=recompute)
+        first = torch.autograd.grad(loss([y, *final]), leaves, create_graph=True)
+        second = torch.autograd.grad(loss(first), leaves)
+        return [y, *final, *first, *second]
+
+    for found, expected in zip(results(Zeros((5,) * rec.states)), results(zeros), strict=True):
+        assert torch.equal(found, expected)
+
+
+class Subclass(torch.nn.Parameter):
+    """Its calls go through the operators, which have no second derivative."""
+
+
+@pytest.mark.parametrize(("weight", "twice"), [(torch.nn.Parameter, True), (Subclass, False)])
+def test_hooks_of_saved_tensors_may_look_at_all_of_them(engine, weight, twice):
+    rec = Recurrence("lstm")
+    x, weights = draw(engine, 6, 4, 3).requires_grad_(), draw_weights(engine, rec, 3, 5, [])
+
+    def looked_at(t):
+        return t.device, t.detach().cpu().numpy().copy()
+
+    def given_back(saved):
+        return torch.from_numpy(saved[1]).to(saved[0])
+
+    def results(hooks):
+        leaves = [weight(w) for w in weights]
+        with hooks:
+            y, _ = scan(rec, x, Zeros((5, 5)), leaves, engine=engine)
+            first = torch.autograd.grad(y.sin().sum(), [x, *leaves], create_graph=twice)
+        return [*first, *(torch.autograd.grad(first[0].square().sum(), leaves) if twice else ())]
+
+    found = results(torch.autograd.graph.saved_tensors_hooks(looked_at, given_back))
+    for ours, theirs in zip(found, results(nullcontext()), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def case(name: str, engine: str, **options):
