@@ -44,7 +44,7 @@ class Linear(NamedTuple):
     """One linear layer of a step, on the state or on a hidden layer."""
 
     weight: int  # place of its matrix among the weights
-    bias: int | None  # place of the bias that it adds at every step; what x decides is added before the sweep
+    bias: int | None  # place of its bias; None for the first layer of a dmu or rhn, whose bias goes with x
     inputs: int
     outputs: int
     groups: int  # of outputs: gates, or 1 for a hidden layer

@@ -7,6 +7,7 @@ from ops.hopper import HOPPER
 from deepmemory.ops import nvrtc
 from deepmemory.ops.nvrtc.plan import Shape, lay_out, layouts, plans, teams
 from deepmemory.ops.nvrtc.spread import FMA, MMA, SPLIT, lane_tile
+from deepmemory.ops.recurrence import Recurrence
 
 
 def test_float32_is_split_for_the_tensor_cores_where_layers_are_wide(monkeypatch):
@@ -119,6 +120,47 @@ def test_only_hopper_and_newer_fetch_weights_ahead():
         for sweep in (layout.forward, layout.backward):
             assert any(sweep.streamed)
             assert bool(sweep.ahead) is fetches
+
+
+TURING = nvrtc.Device((7, 5), 40, 65536, {})  # with the least shared memory of all that are supported
+
+
+@pytest.mark.parametrize(
+    ("cell", "widths"),
+    [
+        ("lstm", (1024,)),
+        ("gru", (1365,)),
+        ("dmu", (2048, 1024)),
+        ("dmu", (1024, 1024, 1024)),
+        ("dmu", (64,) * 62),
+        ("rhn", (1024, 1024)),
+        ("rhn", (64,) * 32),
+    ],
+)
+def test_layers_with_few_outputs_fit_into_every_gpu(cell, widths):
+    shape = Shape(cell, "tanh", widths[-1], widths)
+    outputs = sum(layer.gates * layer.features for layer in shape.layers())
+    assert 0.9 * nvrtc.FEW_OUTPUTS < outputs <= nvrtc.FEW_OUTPUTS
+    assert all(plans(shape, (FMA,), 1, batch, *TURING[1:]) for batch in (1, 100))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("device", "fits"), [(TURING, False), (HOPPER, True)])
+def test_a_layer_whose_biases_find_no_room_is_refused(device, fits, compiled, monkeypatch):
+    monkeypatch.setattr(nvrtc, "_device", lambda index: device)
+    rec = Recurrence("rhn")
+    nvrtc._has_layout.cache_clear()
+
+    def has_room(x, *weights):
+        return x + (nvrtc._finds_no_room(rec, x, list(weights)) is None)
+
+    ask = torch.compile(has_room, fullgraph=True, backend="eager") if compiled else has_room
+    weights = [torch.empty(shape) for shape in [(2048, 8), (2048, 1024), (2048,), *[(2048, 1024), (2048,)] * 11]]
+    x = torch.zeros(1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert bool(ask(x, *weights)) is fits
+    assert ask(x, *weights[:3])
+    nvrtc._has_layout.cache_clear()
 
 
 def test_a_single_step_shares_the_loading_of_weights():

@@ -25,9 +25,11 @@ from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 
 reads_zeros = True
 WIDEST = 2048  # a row of activations must fit into shared memory several times over
+FEW_OUTPUTS = 4096  # of all linear layers, whose biases and activations fit into the shared memory of every GPU
 LOADED_BYTES = 16  # of a matrix at a time
 POISON = -1  # a word that has not come yet, as the kernels know it
 NO_GRAD_Y = (0,) * 5  # address and strides
+BIAS_OF_X = 2  # its place among the weights of a dmu or rhn
 # Major capabilities of GPUs on which three products in TF32 are faster than one in float32: timed on Hopper. Tensor
 # cores of GPUs for games take longer for them.
 FAST_IN_TF32 = 9, 10
@@ -52,7 +54,34 @@ def refuses(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
     """Why this engine cannot do this case, or None."""
     if x.device.type != "cuda":
         return f"it runs on NVIDIA GPUs, and the input is on {x.device.type}"
-    return _refuses_anywhere(rec, x, weights)
+    return _refuses_anywhere(rec, x, weights) or _finds_no_room(rec, x, weights)
+
+
+def _finds_no_room(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
+    """Why a layer does not fit into this GPU, or None; in words that torch can compile."""
+    if sum([weight.shape[-2] for weight in weights if weight.dim() > 1]) <= FEW_OUTPUTS:
+        return None
+    shapes = tuple([tuple(weight.shape) for weight in weights])
+    if () in shapes or _fits(rec, x.dtype, weights[0].dtype, shapes, x.device.index):
+        return None  # a weight without a shape is the gate's business
+    return "the biases and activations of this layer do not fit into the shared memory of this GPU"
+
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+def _fits(rec: Recurrence, value: torch.dtype, weight: torch.dtype, shapes: Shapes, index: int | None) -> bool:
+    """Whether a GPU has room for a layer with weights of these shapes, if not for the weights themselves."""
+    return _has_layout(rec, value, weight, shapes, torch.cuda.current_device() if index is None else index)
+
+
+_fits._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as in ``engines.unavailable``
+
+
+@cache
+def _has_layout(rec: Recurrence, value: torch.dtype, weight: torch.dtype, shapes: Shapes, index: int) -> bool:
+    weights = [torch.empty(shape, dtype=weight, device="meta") for shape in shapes]
+    return bool(plans(Shape.of(rec, value, weights), (FMA,), 1, 1, *_device(index)[1:]))
 
 
 def _refuses_anywhere(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
@@ -155,10 +184,11 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
         blocks, threads = -(-batch // layout.rows) * layout.cluster, 32 * layout.warps
         features = trace_features(rec, weights), delta_features(rec, weights)
         linear = linear_layers(rec, weights)
-        # The first bias is the sweep's, which reads it as it is. That of the input of torch's own cells is in the
-        # projected x: a GRU has to keep the two apart.
+        # The bias that goes with x is added in the sweep, which reads it as it is. Torch's own cells have another one
+        # there, and the one of x is in the projected x: a GRU has to keep the two apart.
         first, *others = [part.bias for part in linear]
-        first = first if rec.classic else 2 if rec.bias else None
+        if rec.bias and not rec.classic:
+            first = BIAS_OF_X
         places = [*[part.weight for part in linear], first, *others]
         quads = layout.forward.streamed_quads, layout.backward.streamed_quads
         streamed = runs * layout.cluster * quads[0] * 4, runs * layout.cluster * quads[1] * 4
