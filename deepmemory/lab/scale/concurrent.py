@@ -136,7 +136,7 @@ class Relay:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
-    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1, parallel: bool = False) -> None:
         """Do nothing: the process that started the workers has planned all studies."""
 
     def say(self, text: str) -> None:

@@ -130,7 +130,7 @@ def run_on_ray(
     records = Records(out, write=True)
     jobs: list[Job] = []
     try:
-        display.plan(settings, seeds)
+        display.plan(settings, seeds, parallel=True)
         with ExitStack() as locks:
             for setting in settings:
                 locks.enter_context(records.lock(setting, display.say))

@@ -28,8 +28,11 @@ PLAIN_EVERY = 5.0  # seconds between two lines of a log
 class Display(Protocol):
     """Shows what happens while studies train."""
 
-    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
-        """All studies that will be trained, ``at_once`` of them at a time."""
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1, parallel: bool = False) -> None:
+        """All studies that will be trained, ``at_once`` of them at a time.
+
+        With ``parallel``, runs of large networks do not wait for one another either.
+        """
 
     def say(self, text: str) -> None:
         """Show a message of one line."""
@@ -63,6 +66,7 @@ class StudyProgress:
     finished: bool = False
     trained: dict[int, int] = field(default_factory=dict)  # epochs by seed; all of them where a run has ended
     stack: set[int] = field(default_factory=set)  # seeds of the last epoch
+    parallel: bool = False  # whether all runs train at the same time, large networks too
 
     @property
     def wanted(self) -> int:
@@ -169,6 +173,8 @@ class StudyProgress:
     def epochs_left(self) -> int:
         """Epochs left in all stacks, if no run stops early; runs side by side have come equally far."""
         left = [max(0, self.setting.epochs - self.trained.get(seed, 0)) for seed in self.seeds]
+        if self.parallel:
+            return max(left)
         return sum(left if is_large(self.setting) else set(left))
 
     def seconds_left(self, typical_rate: float) -> float:
@@ -186,10 +192,10 @@ class PlannedStudies:
         self.studies: dict[str, StudyProgress] = {}
         self.at_once = 1
 
-    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1, parallel: bool = False) -> None:
         """See :class:`Display`."""
         self.at_once = at_once
-        self.studies = {setting.key: StudyProgress(setting, seeds) for setting in settings}
+        self.studies = {setting.key: StudyProgress(setting, seeds, parallel=parallel) for setting in settings}
 
     def begin(self, setting: Setting, known: Sequence[Run]) -> None:
         """See :class:`Display`."""
@@ -318,9 +324,9 @@ class LiveTable(PlannedStudies):
 
         self.live = Live(get_renderable=self.table, refresh_per_second=4)
 
-    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1) -> None:
+    def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1, parallel: bool = False) -> None:
         """See :class:`Display`."""
-        super().plan(settings, seeds, at_once)
+        super().plan(settings, seeds, at_once, parallel)
         self.live.start()
 
     def say(self, text: str) -> None:

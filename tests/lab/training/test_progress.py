@@ -91,6 +91,13 @@ def test_large_networks_are_left_one_after_another():
         assert display.seconds_left() == left  # the third run begins after the second has stopped early
 
 
+def test_on_several_machines_large_networks_do_not_wait_for_one_another():
+    display = PlannedStudies()
+    display.plan([LARGE], range(3), parallel=True)
+    display.epoch(LARGE, Epoch(22, {seed: {"valid_loss": 4.0} for seed in range(3)}, 2.0), 3)
+    assert display.seconds_left() == 2 * (50 - 22)
+
+
 def test_runs_that_are_resumed_and_new_ones_are_two_stacks():
     display = PlannedStudies()
     display.plan([DMU_C], range(51))

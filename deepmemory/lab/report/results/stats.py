@@ -20,7 +20,8 @@ def median(values: Iterable[float]) -> float | None:
 def seconds_by_session(study: Study) -> dict[int, float]:
     """Seconds that a study trained in each session: the longest of runs side by side, the sum of large networks.
 
-    Large networks that took equally long, to the last bit, were side by side nevertheless.
+    Large networks that took equally long, to the last bit, were side by side nevertheless. Where one of these ended
+    before the others, its time is counted twice.
     """
     found: dict[int, set[float]] = {}
     for run in study.runs:
