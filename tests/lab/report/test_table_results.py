@@ -233,7 +233,7 @@ def test_where_the_papers_text_and_its_tables_disagree():
     assert all(v.agrees == v.in_paper for v in judged)
     assert {claim.check for claim in paper.TABLE_CLAIMS} == set(RULES)
     counted = next(v for v in judged if "15 of 20" in v.claim.text)
-    assert counted.seen.startswith("DMU better in 15 of 20; not: Music depth 1 (3.631 against 3.598, chance 0.27), ")
+    assert counted.seen.startswith("DMU better in 15 of 20; not: Music depth 1 (3.631 against 3.598, p = 0.27), ")
 
 
 def test_numbers_like_the_papers_give_the_papers_verdicts():
@@ -259,11 +259,11 @@ def test_a_statement_stays_open_until_everything_it_is_about_was_run():
     ("dmu", "seen"),
     [
         ([109.0], "depth 2 (110 against 109); 0.9% apart"),
-        ([108.0, 109.0, 110.0], "depth 2 (110 against 109, chance 0.29); 0.9% apart"),  # scipy's ttest_ind: 0.288
+        ([108.0, 109.0, 110.0], "depth 2 (110 against 109, p = 0.29); 0.9% apart"),  # scipy's ttest_ind: 0.288
         ([math.nan], "RHN better in 1 of 1; inf% apart"),  # better, but by more than slightly
     ],
 )
-def test_a_statement_that_differs_tells_the_chance_of_it(dmu, seen):
+def test_a_statement_that_differs_tells_its_p_value(dmu, seen):
     rhn = [109.0, 110.0, 111.0] if len(dmu) > 1 else [110.0]
     pair = [made(paper.setting("natlang", cell, 2), tests) for cell, tests in (("rhn", rhn), ("dmu", dmu))]
     (verdict,) = [v for v in table_verdicts(real_results(pair)) if v.claim.check == "slightly"]

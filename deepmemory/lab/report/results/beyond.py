@@ -15,14 +15,14 @@ from deepmemory.lab.paper import EPOCH_BY, Spread, depth_of, measure_of
 from deepmemory.lab.records import DIVERGED, Run, Study
 from deepmemory.lab.report import words
 from deepmemory.lab.report.results.stats import seconds_by_session, spread
-from deepmemory.lab.report.results.tables import best_of, best_scores, chance, is_better, mean
+from deepmemory.lab.report.results.tables import best_of, best_scores, is_better, mean, p_value
 from deepmemory.lab.report.table import Mark
 from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks.batch import SPLITS
 
 KINDS = ("dmu", "residual", "rhn", "gru", "lstm", "rnn", "mingru")  # in the order of tables
 SOLVED = 0.99  # accuracy from which on a run has solved a task
-UNLIKELY = 0.05  # chance below which two means differ clearly
+UNLIKELY = 0.05  # p-value below which two means differ clearly
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ class Comparison:
     other: Outcome
 
     @property
-    def chance(self) -> float | None:
+    def p_value(self) -> float | None:
         """Welch's p-value of their test scores; None where there are too few runs."""
         one, two = self.dmu.score("test"), self.other.score("test")
-        return chance(one, len(self.dmu.tested), two, len(self.other.tested)) if one and two else None
+        return p_value(one, len(self.dmu.tested), two, len(self.other.tested)) if one and two else None
 
     def verdict(self, enough: int) -> Mark:
         """Which of them has the better mean test score; a hint where there are not ``enough`` runs of both."""
-        if self.chance is not None and self.chance >= UNLIKELY:
+        if self.p_value is not None and self.p_value >= UNLIKELY:
             return Mark("no clear difference", None)
         better = is_better(mean(self.dmu.score("test")), mean(self.other.score("test")), self.dmu.measure)
         runs = min(len(self.dmu.tested), len(self.other.tested))

@@ -114,8 +114,8 @@ def wins(cases: Sequence[Case], scores: Scores) -> str:
     for case in cases:
         one, two = (scores[experiment] for experiment in case.experiments)
         if not case.is_won(scores):
-            chance = tables.chance(one.spread, one.runs, two.spread, two.runs)
-            likely = "" if chance is None else f"chance {chance:.2f}"
+            p_value = tables.p_value(one.spread, one.runs, two.spread, two.runs)
+            likely = "" if p_value is None else f"p = {p_value:.2f}"
             lost.append(f"{case.title} ({words.joined(f'{one.mean:.4g} against {two.mean:.4g}', likely)})")
     seen = f"{words.cell_title(cases[0].claim.cells[0])} better in {len(cases) - len(lost)} of {len(cases)}"
     return words.joined(seen, ", ".join(lost), by="; not: ")

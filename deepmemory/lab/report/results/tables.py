@@ -220,10 +220,10 @@ class TableRow:
         return sum(test == wanted or is_better(test, wanted, self.measure) for test in tests)
 
     @property
-    def chance(self) -> float | None:
+    def p_value(self) -> float | None:
         """Welch's p-value of our mean and the paper's."""
         ours, theirs = self.scores, self.paper_test
-        return chance(ours.test, len(ours.tests), theirs, paper.REAL_RUNS) if ours and theirs else None
+        return p_value(ours.test, len(ours.tests), theirs, paper.REAL_RUNS) if ours and theirs else None
 
     def as_data(self) -> dict[str, Any]:
         """The row as plain data."""
@@ -415,7 +415,7 @@ def mean(of: Spread | None) -> float:
     return math.nan if of is None or of.mean is None else of.mean
 
 
-def chance(one: Spread, runs: int, two: Spread, other_runs: int) -> float | None:
+def p_value(one: Spread, runs: int, two: Spread, other_runs: int) -> float | None:
     """How likely two means are at least this far apart if both come from the same distribution; None: not known."""
     return welch(mean(one) - mean(two), (one.std, runs), (two.std, other_runs)) if one.std and two.std else None
 

@@ -82,7 +82,7 @@ def compared_table(results: BeyondResults) -> Table:
             number("test", lambda of: score_text("test", of.dmu)),
             Column("best other", lambda of: of.other.title),
             number("test", lambda of: score_text("test", of.other)),
-            number("chance", lambda of: words.number(of.chance, ".2g"), brief=False),
+            number("p", lambda of: words.number(of.p_value, ".2g"), brief=False),
             Column("verdict", lambda of: of.verdict(results.experiment.runs)),
             *(Column(f"{model}: {score:g}", partial(against, score)) for model, score in published),
         ],
@@ -162,8 +162,8 @@ class Layout(NamedTuple):
 
 
 COMPARED = (
-    "In the first table stand the DMU and the other cell that were best on validation; “chance” is the p-value of "
-    "Welch's t-test on their test scores, and from 0.05 on there is no clear difference."
+    "The first table shows the DMU and the other cell that were best on validation. p is the p-value of Welch's t-test "
+    "on their test scores; from 0.05 on there is no clear difference."
 )
 RATE = number("rate", lambda one: f"{one.setting.lr:g}", brief=False)
 LAYOUTS: dict[str, Layout] = {

@@ -21,9 +21,9 @@ from deepmemory.lab.settings import REAL
 from deepmemory.lab.tasks import chance_level
 from deepmemory.lab.training.progress import duration
 
-CHANCE = (
-    "“chance” is the p-value of Welch's t-test on means, deviations and numbers of runs: how likely two means are at "
-    "least as far apart if both come from the same distribution"
+P_VALUE = (
+    "p is the p-value of Welch's t-test on means, deviations and numbers of runs: how likely two means are at least as "
+    "far apart if both come from the same distribution"
 )
 JUDGED = (
     f"A row is **{words.REPRODUCED}** if our mean test score is within two of the paper's standard deviations of the "
@@ -65,7 +65,7 @@ def introduction(results: Sequence[RealResults], verdicts: Sequence[Verdict]) ->
     summary = [summary_table(results)] if any(one.chosen for one in results) else []
     tasks = [(tasks_of(verdict.claim), verdict) for verdict in verdicts]
     named = [(words.TITLES[min(of)] if len(of) == 1 else "All tasks", verdict) for of, verdict in tasks]
-    return [Text(text), Text(agreement(results, verdicts)), *summary, *shared.differences(named, f" ({CHANCE})")]
+    return [Text(text), Text(agreement(results, verdicts)), *summary, *shared.differences(named, f" ({P_VALUE})")]
 
 
 def agreement(results: Sequence[RealResults], verdicts: Sequence[Verdict]) -> str:
@@ -287,10 +287,10 @@ def differing_rows(results: Sequence[RealResults]) -> list[Section]:
         number("ours", lambda of: words.mean_text(of[1].scores.test, of[1].format)),
         Column("verdict", lambda of: of[1].mark),
         number("runs as good as the paper's mean", lambda of: f"{of[1].at_least_as_good} of {runs_text(of[1].scores)}"),
-        number("chance", lambda of: words.number(of[1].chance, ".3f")),
+        number("p", lambda of: words.number(of[1].p_value, ".3f")),
         Column("other settings", lambda of: tried(*of)),
     ]
-    text = f"Here, {CHANCE}. Above 0.05 these may be too few runs to tell; below, something differs."
+    text = f"Here, {P_VALUE}. Above 0.05 these may be too few runs to tell; below, something differs."
     return [Section("Rows that differ from the paper", [Text(text), Table(columns, items)])] if items else []
 
 

@@ -78,8 +78,8 @@ def task_section(results: SyntheticResults) -> Section:
     text += words.chance_text(next(iter(settings.values())))
     if runs < paper.RUNS or epochs < paper.EPOCHS:
         text += (
-            f" There are at least {runs} runs of each cell, of at most {epochs} epochs; the paper has {paper.RUNS} "
-            f"runs of {paper.EPOCHS}. Read the comparison as a hint."
+            f" Runs of each cell: {runs} or more, with at most {epochs} epochs. The paper has {paper.RUNS} runs with "
+            f"{paper.EPOCHS} epochs, so read the comparison as a hint."
         )
     unfinished = any(cell.unfinished for cell in results.cells.values())
     columns = [
