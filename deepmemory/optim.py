@@ -46,6 +46,8 @@ def parameter_groups(
     check_model("parameter_groups", model, "parameter_groups(model, lr)")
     if not isinstance(lr, Real | Tensor):
         raise TypeError(f"parameter_groups: lr should be a number, got: {type(lr).__name__}")
+    if not lr >= 0:  # torch's optimisers do not look at the rates of groups
+        raise ValueError(f"parameter_groups: lr should be 0 or more, got {lr}")
     divisors = lr_divisors(model)
     given = [{"params": list(model.parameters())}] if groups is None else groups
     defaults = {"lr": lr} | ({} if weight_decay is None else {"weight_decay": weight_decay})

@@ -1,5 +1,7 @@
 """The learning-rate rule, in any model."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -46,6 +48,12 @@ def test_parameters_in_the_place_of_the_model_are_named():
 @pytest.mark.parametrize("lr", ["1e-3", None])
 def test_a_rate_that_is_no_number_is_named(lr):
     with pytest.raises(TypeError, match=f"lr should be a number, got: {type(lr).__name__}"):
+        dm.parameter_groups(nn.Linear(2, 2), lr=lr)
+
+
+@pytest.mark.parametrize("lr", [-0.1, math.nan, torch.tensor(-1.0)])
+def test_a_rate_below_zero_is_refused(lr):
+    with pytest.raises(ValueError, match="lr should be 0 or more, got"):
         dm.parameter_groups(nn.Linear(2, 2), lr=lr)
 
 

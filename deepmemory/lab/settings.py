@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any, get_type_hints
 
 CELLS = ("rnn", "lstm", "gru", "rhn", "dmu")
@@ -37,6 +38,7 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 LAUNCHERS = ("local", "ray")
 LARGEST = 2**31 - 1  # of any whole number
 MOST_LAYERS = 256  # in hidden and in transition
+ALIKE = 0.7  # from 0 to 1: how near a wrong name has to be to one that is suggested in its place
 THRESHOLDS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the validation loss, in the paper's figures
 
 # The groups of options in the help of a command.
@@ -85,7 +87,12 @@ class Setting:
     """One study: what is trained on what, and how. Runs of a study differ in their seed alone."""
 
     task: str = option("adding", f"task to learn: {', '.join(TASKS)}", DATA, choices=TASKS)
-    cell: str = option("dmu", f"recurrent layer: {', '.join(CELLS + CONTROLS)}", NETWORK, choices=CELLS + CONTROLS)
+    cell: str = option(
+        "dmu",
+        f"recurrent layer: {', '.join(CELLS)}; state-tracking: also {', '.join(CONTROLS)}",
+        NETWORK,
+        choices=CELLS + CONTROLS,
+    )
     hidden: tuple[int, ...] = option((5,), "state size of each stacked layer, e.g. 5 or 3,2", NETWORK, most=2**16)
     transition: tuple[int, ...] = option(
         (),
@@ -252,18 +259,18 @@ class Setting:
         0.0, "RHN: added to the initial bias of its transform gates", NETWORK, cells=("rhn",), later=True
     )
     recurrent_dropout: float = share(
-        "share of the state that the recurrent weights do not see; one mask for each sequence", NETWORK
+        "probability of hiding an element of the state from the recurrent weights; one mask for each sequence", NETWORK
     )
     transition_dropout: float = share(
-        "DMU: share of the hidden layers that is zeroed; one mask for each sequence", NETWORK, cells=("dmu",)
+        "DMU: dropout probability in the hidden layers; one mask for each sequence", NETWORK, cells=("dmu",)
     )
     input_dropout: float = share(
-        "share of the recurrent block's input that is zeroed; one mask for each sequence", NETWORK, tasks=DROPPING
+        "dropout probability of the recurrent block's input; one mask for each sequence", NETWORK, tasks=DROPPING
     )
     output_dropout: float = share(
-        "share of the recurrent block's output that is zeroed; one mask for each sequence", NETWORK, tasks=DROPPING
+        "dropout probability of the recurrent block's output; one mask for each sequence", NETWORK, tasks=DROPPING
     )
-    word_dropout: float = share("ptb: share of the words that are left out of the input", NETWORK, tasks=("ptb",))
+    word_dropout: float = share("ptb: probability of leaving a word out of the input", NETWORK, tasks=("ptb",))
     embedding_rate: float = option(
         0.0, "ptb: learning rate of the embedding; 0 for lr", OPTIMISATION, least=0, tasks=("ptb",), later=True
     )
@@ -336,12 +343,7 @@ class Setting:
             raise ValueError("the gradient condition is not defined for a residual transition; leave out one of them")
         if self.cell == "mingru" and self.recurrent_dropout:
             raise ValueError("mingru has no dropout inside of its recurrence; leave out recurrent_dropout")
-        for name, (owner, belongs) in OWNERS.items():
-            if not self.has(name) and getattr(self, name) != DEFAULTS[name]:
-                raise ValueError(
-                    f"{name} belongs to the {owner} {' or '.join(belongs)}; leave it out for the {owner} "
-                    f"{getattr(self, owner)}"
-                )
+        self.check_has(name for name in OWNERS if getattr(self, name) != DEFAULTS[name])
 
     def has(self, name: str) -> bool:
         """Whether a setting means something to this cell and task."""
@@ -349,6 +351,16 @@ class Setting:
             return True
         owner, belongs = OWNERS[name]
         return getattr(self, owner) in belongs
+
+    def check_has(self, names: Iterable[str]) -> None:
+        """Raise if one of these settings means nothing to this cell and task."""
+        for name in names:
+            if not self.has(name):
+                owner, belongs = OWNERS[name]
+                raise ValueError(
+                    f"{name} belongs to the {owner} {' or '.join(belongs)}; leave it out for the {owner} "
+                    f"{getattr(self, owner)}"
+                )
 
     @property
     def drops(self) -> bool:
@@ -462,8 +474,7 @@ def change(setting: Setting, changes: Mapping[str, Any]) -> Setting:
     hints = get_type_hints(Setting)
     parsed = {}
     for name, value in changes.items():
-        if name not in hints:
-            raise ValueError(f"unknown setting {name!r}; choose from {', '.join(hints)}")
+        check_choice("setting", name, tuple(hints))
         parsed[name] = parse(name, hints[name], value)
     return replace(setting, **parsed)
 
@@ -492,7 +503,9 @@ def parse(name: str, kind: Any, value: Any) -> Any:
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
     """The value, or an error that names the choices."""
     if value not in choices:
-        raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
+        near = get_close_matches(str(value)[:100].lower(), choices, n=1, cutoff=ALIKE)
+        hint = f". Did you mean {near[0]}?" if near else ""
+        raise ValueError(f"unknown {name} {value!r}; choose from {', '.join(choices)}{hint}")
     return value
 
 

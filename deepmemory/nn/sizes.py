@@ -47,6 +47,12 @@ def matched_hidden_size(layer: Callable[..., nn.Module], like: nn.Module | Seque
     """
     models: list[Any] = list(like) if isinstance(like, nn.ModuleList | list | tuple) else [like]
     whole = not isinstance(layer, type)
+    if isinstance(layer, nn.Module):
+        name = type(layer).__name__
+        raise TypeError(
+            f"matched_hidden_size: layer should be a class, or a function that makes a module from a hidden size, got "
+            f"a module: {name}; call it as in matched_hidden_size(dm.{name}, nn.GRU(10, 64))"
+        )
     if not models or not all(isinstance(one, nn.Module) and (whole or hasattr(one, "input_size")) for one in models):
         given = ", ".join(type(one).__name__ for one in models) or "none"
         raise TypeError(

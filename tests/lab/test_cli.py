@@ -273,7 +273,15 @@ def test_a_missing_package_of_an_export_format_is_named(tmp_path, monkeypatch, c
         (["train", "adding", "--on", "slurm"], "unknown --on 'slurm'; choose from local, ray"),
         (["train", "adding", "--on", "ray", "--watch", "gradients"], "--watch needs the weights on this machine"),
         (["train", "adding", "--epochs", "many"], "epochs should be a whole number, got 'many'"),
-        (["train", "ading"], f"unknown task 'ading'; choose from {', '.join(TASKS)}"),
+        (["train", "ading"], f"unknown task 'ading'; choose from {', '.join(TASKS)}. Did you mean adding?"),
+        (["train", "Music"], f"unknown task 'Music'; choose from {', '.join(TASKS)}. Did you mean polymusic?"),
+        (["train", "xyz"], f"unknown task 'xyz'; choose from {', '.join(TASKS)}\n"),
+        (["train", "adding", "--cell", "lstm", "--memory-bias", "3"], "memory_bias belongs to the cell dmu"),
+        (["train", "adding", "--set", "window=100"], "window belongs to the task natlang or ptb"),
+        (["compose", "translation"], "expected a network trained on polymusic, got the task translation"),
+        (["translate", "Estoy", "cansado."], "there is no checkpoint Estoy; put a text of several words in quotes"),
+        (["translate", "Xyzzy plugh."], "none of the words of 'Xyzzy plugh.' is in the spanish vocabulary"),
+        (["generate", "stock", "--out", "nowhere"], "--out nowhere: there is no such folder"),
         (["report"], "no records in"),
         (["merge", "nowhere", "--out", "merged"], "no records in nowhere"),
     ],
@@ -281,6 +289,25 @@ def test_a_missing_package_of_an_export_format_is_named(tmp_path, monkeypatch, c
 def test_mistakes_are_told_the_choices(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     assert f"error: {message}" in error_of(monkeypatch, capsys, *arguments)
+
+
+def test_a_network_that_nobody_named_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    told = CliRunner().invoke(cli.app, ["translate", "Estoy cansado."])
+    assert told.stderr.startswith("network: ")
+    assert told.stderr.endswith("translation.safetensors\n")
+    assert told.stdout == "i m tired .\n"
+
+
+def test_training_ends_with_the_scores_of_the_best_epoch(tmp_path):
+    options = "--hidden 3 --steps 3 --batch 4 --validation 8 --test 8 --min-length 24 --max-length 26 --transition 3,3"
+    output = invoke("train", "adding", "--residual", "--epochs", 2, *options.split(), "--out", tmp_path).output
+    with Records(tmp_path) as records:
+        (study,) = records.studies()
+    (run,) = study.runs
+    loss, epoch = min((loss, epoch) for epoch, loss in enumerate(run.curves["valid_loss"], 1))
+    assert f"best epoch: {epoch} of seed 0: validation loss {loss:.4g}, test loss {run.test['loss']:.4g}" in output
+    assert study.setting.residual
 
 
 @pytest.mark.parametrize("option", ["runs", "seed", "threads", "devices", "nodes"])

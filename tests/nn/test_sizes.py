@@ -106,3 +106,8 @@ def test_a_function_matches_whole_models():
 def test_a_function_that_ignores_the_size_is_an_error():
     with pytest.raises(ValueError, match="size 2 has no more weights than size 1"):
         dm.matched_hidden_size(lambda size: nn.Linear(2, 2), nn.GRU(10, 64))
+
+
+def test_a_layer_in_the_place_of_its_class_is_named():
+    with pytest.raises(TypeError, match=r"got a module: DMU; call it as in matched_hidden_size\(dm.DMU, nn.GRU"):
+        dm.matched_hidden_size(dm.DMU(10, 16), nn.GRU(10, 64))

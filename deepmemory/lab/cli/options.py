@@ -18,6 +18,7 @@ from deepmemory.lab.settings import LARGEST, Launcher, Machine, Setting, check_c
 
 MOST_RUNS = 10**6
 OUTPUT = "Output"
+RUNS = Path("runs")
 WATCHES = ("none", "gradients")
 OUT_HELP = "folder for everything that is written"
 JSON_HELP = "print JSON lines for other programs"
@@ -28,7 +29,7 @@ CellName = Annotated[
 ]
 Runs = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="runs per cell, side by side unless one fills a GPU")]
 Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="seed of the first run; the others count up from it")]
-Quick = Annotated[bool, typer.Option("--quick", help="a small DMU that trains in about two minutes on a CPU")]
+Quick = Annotated[bool, typer.Option("--quick", help="small settings that train in two minutes or less on a CPU")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="change any setting; repeatable")
 ]
@@ -43,7 +44,16 @@ Checkpoint = Annotated[
         help="OUT/checkpoints/STUDY, one of the files in it, or a task; default: the newest in OUT, else a shipped one"
     ),
 ]
-TrainedIn = Annotated[Path, typer.Option("--out", help="folder with trained networks")]
+
+
+def existing(out: Path) -> Path:
+    """The folder that the user named, which has to be there; the default need not."""
+    if out != RUNS and not out.exists():
+        raise ValueError(f"--out {out}: there is no such folder")
+    return out
+
+
+TrainedIn = Annotated[Path, typer.Option("--out", help="folder with trained networks", callback=existing)]
 RunSeed = Annotated[
     int | None, typer.Option("--run", min=0, help="seed of the run; default: the one with the lowest validation loss")
 ]
@@ -53,7 +63,7 @@ RunSeed = Annotated[
 class Recording:
     """The options of a training command about its records and its display."""
 
-    out: Path = option(Path("runs"), OUT_HELP, OUTPUT)  # noqa: RUF009 (it gives a field)
+    out: Path = option(RUNS, OUT_HELP, OUTPUT)  # noqa: RUF009 (it gives a field)
     tracker: str = option("none", "also log every epoch to tensorboard or mlflow", OUTPUT)
     watch: str = option("none", "gradients: also record gates and gradients every few epochs", OUTPUT)
     json: bool = option(False, JSON_HELP, OUTPUT)
@@ -66,7 +76,7 @@ class Recording:
 class OptionsOf:
     """Annotates a parameter of a verb: each of these fields of a dataclass becomes an option.
 
-    The verb gets the dataclass; or, with ``changes_only``, the text of those options that were given, by field.
+    The verb gets the dataclass; or, with ``changes_only``, what was given of those options, by field.
     """
 
     kind: type
@@ -95,7 +105,11 @@ class OptionsOf:
 
 def text_option(of: Field[Any], kind: Any) -> inspect.Parameter:
     """An option that may be left out and is read by :func:`deepmemory.lab.settings.change`."""
-    shown = {int: "<int>", float: "<float>", str: "<str>", bool: "<bool>"}.get(kind, "<int,...>")
+    if kind is bool:
+        flag = of.name.replace("_", "-")
+        how = typer.Option(f"--{flag}/--no-{flag}", help=of.metadata["help"], rich_help_panel=of.metadata["panel"])
+        return keyword(of.name, Annotated[bool | None, how], None)
+    shown = {int: "<int>", float: "<float>", str: "<str>"}.get(kind, "<int,...>")
     how = typer.Option(help=of.metadata["help"], rich_help_panel=of.metadata["panel"], metavar=shown)
     return keyword(of.name, Annotated[str | None, how], None)
 

@@ -12,12 +12,12 @@ import typer
 
 from deepmemory.lab.beyond import EXPERIMENTS
 from deepmemory.lab.cli.data import with_data
-from deepmemory.lab.cli.options import AsJson, DeviceAndData, Out, split
+from deepmemory.lab.cli.options import RUNS, AsJson, DeviceAndData, Out, split
 from deepmemory.lab.settings import CELLS, PAPER_TASKS, Machine, check_choice
 
 
 def report(
-    out: Out = Path("runs"),
+    out: Out = RUNS,
     to: Annotated[Path | None, typer.Option(help="folder for pages and figures; default: OUT/report")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -91,9 +91,9 @@ def bench(
         str | None,
         typer.Option(help="instead: estimate how long the paper's studies of these tasks take as a Python loop"),
     ] = None,
-    out: Out = Path("runs"),
+    out: Out = RUNS,
 ) -> None:
-    """Time our engines and their peers on this machine; a wrong or noisy result gets no time."""
+    """Time our engines and their peers on this machine. No time is shown for a wrong or noisy result."""
     import torch
 
     from deepmemory.lab.bench import speed

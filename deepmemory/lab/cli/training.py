@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from deepmemory.lab.cli import results
 from deepmemory.lab.cli.data import with_data
 from deepmemory.lab.cli.options import (
     MOST_RUNS,
+    RUNS,
     AnyMachine,
     AsJson,
     Assignments,
@@ -230,7 +232,7 @@ def train(
     launcher: OneStudy,
     recording: Recorded,
 ) -> None:
-    """Train one study with any settings; those left out are the paper's."""
+    """Train one study. Settings that you do not give have the paper's values."""
     from deepmemory.lab.training.distributed import is_first_process
 
     setting = papers_setting(task, cell, changes | parse_assignments(assignments), quick=quick)
@@ -239,7 +241,8 @@ def train(
     if not is_first_process():
         return
     if not recording.json:
-        print(f"recorded in {out}; for the page: dmu report --out {out}")
+        tell_result(setting, out)
+        print(f"recorded in {out}; for figures and tables: dmu report --out {shlex.quote(str(out))}")
     tell_failed(failed)
     if warn_of_divergence([setting], out):
         sys.exit(1)
@@ -267,7 +270,7 @@ def sweep(
     runs: Runs = 1,
     seed: Seed = 0,
     machine: OneProcess,
-    out: Out = Path("runs"),
+    out: Out = RUNS,
     as_json: AsJson = False,
 ) -> None:
     """Search hyperparameters.
@@ -356,11 +359,15 @@ def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool
     by_depth = task in published.REAL_RECIPES or task in further.OF_TASK
     depth = parse("depth", int, rest.pop("depth", 1)) if by_depth else 1
     if task in further.OF_TASK:
-        return change(further.setting(task, cell, depth, quick), rest)
-    if task not in PAPER_TASKS:
-        return change(Setting(task), {"cell": cell, **rest})
-    setting = published.setting(task, cell, depth)
-    return change(published.quick(setting) if quick else setting, rest)
+        usual = further.setting(task, cell, depth, quick)
+    elif task not in PAPER_TASKS:
+        usual = change(Setting(task), {"cell": cell})
+    else:
+        usual = published.setting(task, cell, depth)
+        usual = published.quick(usual) if quick else usual
+    setting = change(usual, rest)
+    setting.check_has(rest)
+    return setting
 
 
 def training_command(setting: Setting, seed: int) -> str:
@@ -395,6 +402,9 @@ def train_studies(
     check_engine(machine.engine, needed_here=launcher.on == "local")
     if not settings:
         return []
+    if len(settings) > 1 and not recording.json:
+        runs = f"{len(seeds)} run{'s' if len(seeds) > 1 else ''}"
+        print(f"{len(settings)} studies of {runs}; Ctrl-C stops, and the same command resumes", flush=True)
     display = choose_display(recording.json)
     try:
         return launch(
@@ -420,6 +430,21 @@ def tell_failed(failed: Sequence[str]) -> None:
         told = "failed; everything else is recorded, and the same command tries these again:"
         print(told, *failed, sep="\n  ", file=sys.stderr)
         sys.exit(1)
+
+
+def tell_result(setting: Setting, out: Path) -> None:
+    """Print the scores of a study's best epoch on validation data."""
+    from deepmemory.lab.records import Records
+
+    with Records(out) as records:
+        study = records.study(setting.key)
+    epochs = [(run.at_epoch(number), number, run) for run in (study.runs if study else ()) for number in run.numbers]
+    finite = [one for one in epochs if math.isfinite(one[0]["valid_loss"])]
+    if finite:
+        values, number, run = min(finite, key=lambda one: one[0]["valid_loss"])
+        tested = run.test or {name.removeprefix("test_"): of for name, of in values.items() if name.startswith("test_")}
+        test = "".join(f", test {name} {value:.4g}" for name, value in tested.items())
+        print(f"best epoch: {number} of seed {run.seed}: validation loss {values['valid_loss']:.4g}{test}")
 
 
 def warn_of_divergence(settings: Sequence[Setting], out: Path) -> bool:

@@ -7,12 +7,24 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deepmemory.lab.cli.options import AsJson, Checkpoint, DataFolder, DeviceAndData, RunSeed, TrainedIn, tell
-from deepmemory.lab.settings import check_choice
+from deepmemory.lab.cli.options import (
+    RUNS,
+    AsJson,
+    Checkpoint,
+    DataFolder,
+    DeviceAndData,
+    RunSeed,
+    TrainedIn,
+    tell,
+)
+from deepmemory.lab.settings import TASKS, check_choice
+
+if TYPE_CHECKING:
+    from deepmemory.lab.use.loading import TrainedModel
 
 MOST_STEPS = 10**6
 
@@ -26,7 +38,7 @@ CheckpointAndText = Annotated[
 ]
 
 
-def list_(out: TrainedIn = Path("runs"), as_json: AsJson = False) -> None:
+def list_(out: TrainedIn = RUNS, as_json: AsJson = False) -> None:
     """List trained networks, the newest first, and those that come with the package."""
     from deepmemory.lab.use.loading import list_models, list_shipped
 
@@ -51,7 +63,7 @@ def list_(out: TrainedIn = Path("runs"), as_json: AsJson = False) -> None:
 def inspect(
     checkpoint: Checkpoint = None,
     run: RunSeed = None,
-    out: TrainedIn = Path("runs"),
+    out: TrainedIn = RUNS,
     to: Annotated[Path | None, typer.Option(help="folder for figures and numbers; default: print tables only")] = None,
     data: DataFolder = None,
     as_json: AsJson = False,
@@ -79,7 +91,7 @@ def export(
     format: Annotated[str, typer.Option(help="onnx, pt2 (for torch.export.load), safetensors or c")] = "onnx",
     weights: Annotated[str, typer.Option(help="c: float32, or int8 with a scale for each row")] = "float32",
     run: RunSeed = None,
-    out: TrainedIn = Path("runs"),
+    out: TrainedIn = RUNS,
     to: Annotated[
         Path | None,
         typer.Option(
@@ -129,7 +141,7 @@ def release(
     checkpoint: Checkpoint = None,
     *,
     run: RunSeed = None,
-    out: TrainedIn = Path("runs"),
+    out: TrainedIn = RUNS,
     last: Annotated[
         bool, typer.Option("--last", help="take the weights of the last epoch; default: those of the best")
     ] = False,
@@ -158,7 +170,7 @@ def release(
 def compose(
     checkpoint: Checkpoint = None,
     run: RunSeed = None,
-    out: TrainedIn = Path("runs"),
+    out: TrainedIn = RUNS,
     tune: Annotated[
         int | None,
         typer.Option(min=0, help="piece of the test split to continue; default: the first, or an example without data"),
@@ -168,7 +180,7 @@ def compose(
     steps: Annotated[int, typer.Option(min=0, max=MOST_STEPS, help="frames to compose")] = 200,
     temperature: Temperature = 1.0,
     sampling: Annotated[
-        str, typer.Option(help="the keys of a frame are sampled together, as a chord, or each one alone")
+        str, typer.Option(help="together: the keys of a frame are sampled as a chord; alone: each key by itself")
     ] = "together",
     tempo: Annotated[float, typer.Option(min=10, max=1000, help="beats per minute")] = 120.0,
     seed: SamplingSeed = 0,
@@ -178,12 +190,11 @@ def compose(
 ) -> None:
     """Continue a piece of music with a network trained on polymusic; writes MIDI and WAV."""
     from deepmemory.lab.use import decoding, sound
-    from deepmemory.lab.use.loading import choose_checkpoint, load_model
 
     if tune is not None and source is not None:
         raise ValueError("--tune and --from both name a piece to continue; give one of them")
     with_data = tune is not None or data is not None
-    model = load_model(choose_checkpoint(checkpoint, out, "polymusic"), run, data, with_data=with_data)
+    model = trained_on("polymusic", named=checkpoint, out=out, run=run, data=data, with_data=with_data)
     per_beat = sound.frames_per_beat(model.setting.music)
     whole = sound.read_roll(source, per_beat) if source else decoding.piece(model, tune or 0)
     begun = whole[: given or None]
@@ -204,7 +215,7 @@ def compose(
 def translate(
     given: CheckpointAndText = [],  # noqa: B006 (never changed)
     run: RunSeed = None,
-    out: TrainedIn = Path("runs"),
+    out: TrainedIn = RUNS,
     beam: Annotated[int, typer.Option(min=1, max=1000, help="beam width; 1 is greedy")] = 5,
     length_power: Annotated[
         float, typer.Option(min=0, max=100, help="beam: rank by log-probability / length ** this; 0 ignores the length")
@@ -218,13 +229,12 @@ def translate(
 ) -> None:
     """Translate a sentence into English with a network trained on translation, or measure its BLEU."""
     from deepmemory.lab.use import decoding
-    from deepmemory.lab.use.loading import choose_checkpoint, load_model
 
     checkpoint, text = checkpoint_and_text(given, text_expected=not bleu)
     if (text is None) != bleu:
         raise ValueError("translate takes a sentence or --bleu, one of the two")
     with_data = bleu or data is not None
-    model = load_model(choose_checkpoint(checkpoint, out, "translation"), run, data, with_data=with_data)
+    model = trained_on("translation", named=checkpoint, out=out, run=run, data=data, with_data=with_data)
     if text is not None:
         said, unknown = decoding.translate(model, text, beam, length_power)
         warn_of_unknown(unknown, "left out")
@@ -243,7 +253,7 @@ def translate(
 def generate(
     given: CheckpointAndText,
     run: RunSeed = None,
-    out: TrainedIn = Path("runs"),
+    out: TrainedIn = RUNS,
     words: Annotated[int, typer.Option(min=0, max=MOST_STEPS, help="number of words to generate")] = 50,
     temperature: Temperature = 1.0,
     top: Annotated[int, typer.Option(min=0, help="sample from this many of the most likely words; 0 for all")] = 40,
@@ -253,15 +263,26 @@ def generate(
 ) -> None:
     """Continue a text with a network trained on natlang or ptb."""
     from deepmemory.lab.use import decoding
-    from deepmemory.lab.use.loading import choose_checkpoint, load_model
 
     checkpoint, text = checkpoint_and_text(given)
     if text is None:
         raise ValueError("generate takes the beginning of a text, in quotes")
-    model = load_model(choose_checkpoint(checkpoint, out, "natlang", "ptb"), run, data)
+    model = trained_on("natlang", "ptb", named=checkpoint, out=out, run=run, data=data)
     said, unknown = decoding.continue_text(model, text, words, temperature, top, seed)
     warn_of_unknown(unknown, f"read as {decoding.UNKNOWN}")
     tell(as_json, {"event": "generate", "text": said, "unknown": unknown}, said)
+
+
+def trained_on(
+    *tasks: str, named: Path | None, out: Path, run: int | None, data: Path | None, with_data: bool = False
+) -> TrainedModel:
+    """A network for one of these tasks, loaded; says which one where the user named none."""
+    from deepmemory.lab.use.loading import choose_checkpoint, load_model
+
+    path = choose_checkpoint(named, out, *tasks)
+    if path != named:
+        print(f"network: {path}", file=sys.stderr)
+    return load_model(path, run, data, with_data=with_data)
 
 
 def checkpoint_and_text(given: Sequence[str], text_expected: bool = True) -> tuple[Path | None, str | None]:
@@ -269,6 +290,8 @@ def checkpoint_and_text(given: Sequence[str], text_expected: bool = True) -> tup
     if len(given) > 2:
         raise ValueError(f"expected a checkpoint and one text in quotes, got {len(given)} arguments: {' '.join(given)}")
     if len(given) == 2:
+        if given[0] not in TASKS and not Path(given[0]).exists():
+            raise ValueError(f"there is no checkpoint {given[0]}; put a text of several words in quotes")
         return Path(given[0]), given[1]
     if not given:
         return None, None
@@ -284,7 +307,7 @@ def warn_of_unknown(words: Sequence[str], what: str) -> None:
 
 def play(
     port: Annotated[int, typer.Option(min=0, max=65535, help="port of the page on this machine; 0 for any")] = 8765,
-    out: TrainedIn = Path("runs"),
+    out: TrainedIn = RUNS,
     translation: Annotated[
         Path | None, typer.Option(help="checkpoint that translates; default: the newest in OUT")
     ] = None,
@@ -292,7 +315,7 @@ def play(
     data: DataFolder = None,
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="open the page in the browser")] = True,
 ) -> None:
-    """Serve a page in the browser to train, translate and compose; only to this machine, until Ctrl-C."""
+    """Open a local web page to train, translate and compose. Only this machine can reach it. Stop with Ctrl-C."""
     from deepmemory.lab.use.play.models import find_model
     from deepmemory.lab.use.play.server import Server, open_in_browser
 

@@ -104,6 +104,11 @@ class Run:
         """How many epochs are recorded."""
         return len(self.curves["valid_loss"])
 
+    @property
+    def numbers(self) -> range:
+        """The numbers of the epochs that are recorded, from 1."""
+        return range(1, self.epochs + 1)
+
     def at_epoch(self, number: int) -> dict[str, float]:
         """The values of one epoch, from 1, by series."""
         return {name: values[number - 1] for name, values in self.curves.items()}

@@ -125,7 +125,7 @@ def translate(model: TrainedModel, text: str, width: int = 5, power: float = 1.0
     given = split_words(text)
     known = [numbers[word] for word in given if word in numbers]
     unknown = [word for word in given if word not in numbers]
-    if not known:
+    if not any(letter.isalnum() for word in given if word in numbers for letter in word):  # at most punctuation
         raise ValueError(
             f"none of the words of {text!r} is in the {task.pairs.language} vocabulary of the training data"
         )

@@ -79,7 +79,7 @@ def summary_of_release(path: Path) -> ModelSummary:
 def summary(study: Study, folder: Path) -> ModelSummary:
     """A study and its checkpoints in one line."""
     setting = study.setting
-    epochs = [run.at_epoch(number) for run in study.runs for number in range(1, run.epochs + 1)]
+    epochs = [run.at_epoch(number) for run in study.runs for number in run.numbers]
     finite = (epoch for epoch in epochs if math.isfinite(epoch["valid_loss"]))
     best = min(finite, key=lambda epoch: epoch["valid_loss"], default={})
     scores = {name: value for name, value in best.items() if name.startswith("valid_")}
@@ -115,7 +115,9 @@ def choose_checkpoint(named: Path | None, out: Path, *tasks: str) -> Path:
     Where tasks are given, only networks of these are considered. The name of a task, in the place of a checkpoint's,
     is one.
     """
-    if not tasks and named is not None and str(named) in TASKS and not named.exists():
+    if named is not None and str(named) in TASKS and not named.exists():
+        if tasks and str(named) not in tasks:
+            raise ValueError(f"expected a network trained on {' or '.join(tasks)}, got the task {named}")
         named, tasks = None, (str(named),)
     comes_along = None if named or newest_checkpoints(out, *tasks) else shipped(*tasks)
     return comes_along or trained_checkpoint(named, out, *tasks)
