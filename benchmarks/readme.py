@@ -142,9 +142,9 @@ def other_models() -> str:
     )
     scores = ", ".join(large["residual", n] for n in depth.DEPTHS)
     return (
-        f"GRU: {small['gru', 1]}, LSTM: {small['lstm', 1]}. With 23 million weights, up to three runs each, residual "
-        f"DMUs have {scores};\nRHN, n = 5, {large['rhn', 5]}; GRU {large['gru', 1]}; LSTM {large['lstm', 1]}. "
-        f"Longer training, residual DMU, n = 5: {long['residual', 5]}."
+        f"GRU {small['gru', 1]}, LSTM {small['lstm', 1]}. With 23 million weights, one to three runs: "
+        f"residual DMU {scores}; RHN (n = 5) {large['rhn', 5]}; GRU {large['gru', 1]}; LSTM {large['lstm', 1]}; "
+        f"residual DMU (n = 5) trained longer {long['residual', 5]}."
     )
 
 
