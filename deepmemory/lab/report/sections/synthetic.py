@@ -74,7 +74,10 @@ def task_section(results: SyntheticResults) -> Section:
     settings = {words.cell_title(cell): study.setting for cell, study in results.studies.items()}
     weights = {name: weight_count(setting, task_of(setting)) for name, setting in settings.items()}
     runs, epochs = min(cell.runs for cell in results.cells.values()), max(one.epochs for one in settings.values())
-    text = "Runs that got under each threshold, and the median epoch at which they did. Test scores are medians. "
+    text = (
+        "Runs that got under each threshold, and the median epoch at which they did. Test scores are medians. Learning "
+        "rates and initial biases differ among the cells: see Settings. "
+    )
     text += words.chance_text(next(iter(settings.values())))
     if runs < paper.RUNS or epochs < paper.EPOCHS:
         text += (
