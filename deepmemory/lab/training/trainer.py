@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -68,6 +69,7 @@ def open_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
         raise ValueError(f"device {device!r} is one device; leave out the number to use {devices * nodes}")
     chosen: Any = [int(index)] if index and kind == "cuda" else devices
     how: dict[str, Any] = {"strategy": distributed.strategy(), "num_nodes": nodes} if several else {}
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it says which precision it was given
     fabric = Fabric(accelerator=kind, devices=chosen, precision=precision, **how)  # type: ignore[arg-type]
     if several:
         distributed.launch(fabric)

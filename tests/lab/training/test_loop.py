@@ -1,5 +1,6 @@
 """Runs side by side follow the course each would take alone."""
 
+import logging
 import math
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -17,7 +18,7 @@ from deepmemory.lab.training.condition import enforce_condition
 from deepmemory.lab.training.group import checkpoint_of, fresh_group, group_from_checkpoint, state_tensors
 from deepmemory.lab.training.loop import Steps, finish_epoch
 from deepmemory.lab.training.network import LastStateNetwork, initial_weights
-from deepmemory.lab.training.trainer import make_trainer
+from deepmemory.lab.training.trainer import make_trainer, open_fabric
 
 CPU = Machine("cpu", engine="plain")
 SMALL = Setting(
@@ -169,6 +170,12 @@ def test_evaluation_in_pieces_is_evaluation_at_once(monkeypatch):
     whole = loop.evaluate(trainer, group.weights, random_streams.VALIDATION, range(3))
     monkeypatch.setattr(loop, "EVALUATED_AT_ONCE", {"cpu": 3 * 30 * 2 * 17})
     torch.testing.assert_close(loop.evaluate(trainer, group.weights, random_streams.VALIDATION, range(3)), whole)
+
+
+def test_opening_a_device_says_nothing(caplog):
+    with caplog.at_level(logging.INFO):
+        open_fabric("cpu", "bf16-mixed")
+    assert not caplog.records
 
 
 def test_double_precision():
