@@ -27,7 +27,7 @@ sanitize: venv
 	  from deepmemory.ops import cpu; cpu.__file__ = '$(SANITIZED)/engine.so'; \
 	  raise SystemExit(pytest.main(['tests/ops/test_cpu_engine.py', '--capture=sys', '-k', 'not offsets']))"
 
-# The same for the GPU engine's source, which is emulated: what it reads and writes of each tensor. Takes half an hour.
+# The same for the GPU engine's source, which is emulated: what it reads and writes of each tensor. Takes ten minutes.
 sanitize-gpu: venv
 	EMULATOR_FLAGS="-fsanitize=address,undefined -fno-sanitize=pointer-overflow -fno-sanitize-recover=all -g1 --param asan-stack=0" \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so) $$(g++ -print-file-name=libstdc++.so)" \

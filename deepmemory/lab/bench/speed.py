@@ -21,6 +21,8 @@ import torch
 from deepmemory.lab.bench.contestants import Contestant, Entry, further_entries, main_entries
 from deepmemory.lab.bench.shapes import CPU_SHAPES, GROWTH, SHAPES, Shape, grown
 from deepmemory.lab.bench.timing import NO_LIMIT, OutOfTime, TimeLimit, describe_error, measure, precision, timings
+from deepmemory.lab.records import git_commit
+from deepmemory.lab.records.provenance import now
 from deepmemory.lab.writing import put
 from deepmemory.ops.engines import NAMES
 
@@ -73,7 +75,8 @@ def jobs(plan: Benchmark) -> Iterator[Job]:
 
 def bench(plan: Benchmark, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
     """Time everything; the JSON file is there from the start and complete after every single result."""
-    result: dict[str, Any] = {"machine": machine(plan.device), "shapes": [], "growth": [], "skipped": []}
+    made: dict[str, Any] = {"when": now(), "git": git_commit(), "plan": asdict(plan)}
+    result = {**made, "machine": machine(plan.device), "shapes": [], "growth": [], "skipped": []}
     limit = TimeLimit(60 * plan.minutes)
     timed: list[tuple[Job, dict[str, Any]]] = []
     warn_if_busy(say)

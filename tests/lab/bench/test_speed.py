@@ -12,6 +12,7 @@ from deepmemory.lab.bench.contestants import own_entry
 from deepmemory.lab.bench.shapes import SHAPES
 from deepmemory.lab.bench.speed import Benchmark, Job, bench, jobs, line, time_job
 from deepmemory.lab.cli import results
+from deepmemory.lab.records import git_commit
 from deepmemory.lab.settings import Machine
 
 PLAN = Benchmark(shapes=("tiny",), seconds=0.0)
@@ -158,6 +159,8 @@ def test_a_line_has_the_spread_or_why_there_is_no_time(quiet):
 def test_command_leaves_numbers_picture_and_table(tmp_path, capsys, quiet):
     results.bench(machine=Machine("cpu"), shapes="tiny", seconds=0.0, out=tmp_path)
     result = json.loads((tmp_path / "bench-cpu.json").read_text())
+    assert result["plan"] | {"shapes": ["tiny"], "seconds": 0.0, "device": "cpu"} == result["plan"]
+    assert result["git"] == git_commit()
     assert result["machine"]["torch"] in torch.__version__
     assert result["machine"]["threads"] == str(torch.get_num_threads())
     assert "<svg" in (tmp_path / "bench-cpu.svg").read_text()
