@@ -1,6 +1,6 @@
-"""What can be chosen: frozen dataclasses for a study, the machine it runs on, and how several studies are launched.
+"""The settings: frozen dataclasses for a study, the machine it runs on, and how several studies are launched.
 
-Every field carries its help, its limits and the cells or tasks it belongs to; the options of the command line are made
+Every field has its help, its limits and the cells or tasks it belongs to; the options of the command line are made
 from the fields (:mod:`deepmemory.lab.cli.options`).
 """
 
@@ -19,8 +19,8 @@ CONTROLS = ("mingru",)  # cells that the paper does not have, for experiments be
 SYNTHETIC = ("adding", "temporal-order", "noisy-sequence")
 REAL = ("polymusic", "natlang", "translation", "pixel-mnist")
 PAPER_TASKS = SYNTHETIC + REAL
-MORE_REAL = ("ptb",)  # tasks that the paper does not have: with data that is read,
-MORE_GENERATED = ("state-tracking",)  # and with sequences that are generated
+MORE_REAL = ("ptb",)  # tasks beyond the paper: with real data,
+MORE_GENERATED = ("state-tracking",)  # and with generated sequences
 TASKS = PAPER_TASKS + MORE_REAL + MORE_GENERATED
 GENERATED = SYNTHETIC + MORE_GENERATED
 ACTIVATIONS = ("leaky_relu", "relu", "tanh", "silu", "gelu")
@@ -38,7 +38,7 @@ PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 LAUNCHERS = ("local", "ray")
 LARGEST = 2**31 - 1  # of any whole number
 MOST_LAYERS = 256  # in hidden and in transition
-ALIKE = 0.7  # from 0 to 1: how near a wrong name has to be to one that is suggested in its place
+ALIKE = 0.7  # from 0 to 1: how similar an unknown name has to be to the one that is suggested instead
 THRESHOLDS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the validation loss, in the paper's figures
 
 # The groups of options in the help of a command.
@@ -67,9 +67,10 @@ def option(
 ) -> Any:
     """A dataclass field that is also an option of the command line.
 
-    ``most`` is more than any study needs or any machine can hold: beyond it is a mistake, or a record made to exhaust
-    whoever reads it. ``cells``, ``tasks`` and ``languages`` are those that a setting belongs to, where these are not
-    all. ``later`` marks settings that were added after the first studies were recorded: see :attr:`Setting.key`.
+    ``most`` is more than any study needs or any machine can hold: a larger value is a mistake, or a record made to
+    exhaust the machine that reads it. ``cells``, ``tasks`` and ``languages`` list those that a setting belongs to, if
+    it does not belong to all. ``later`` marks settings that were added after the first studies were recorded: see
+    :attr:`Setting.key`.
     """
     owners = {"cell": cells, "task": tasks, "language": languages}
     owner = next(((name, belongs) for name, belongs in owners.items() if belongs), None)
@@ -84,7 +85,7 @@ def share(help: str, panel: str, *, cells: tuple[str, ...] = (), tasks: tuple[st
 
 @dataclass(frozen=True)
 class Setting:
-    """One study: what is trained on what, and how. Runs of a study differ in their seed alone."""
+    """One study: what is trained on what, and how. The runs of a study differ only in their seed."""
 
     task: str = option("adding", f"task to learn: {', '.join(TASKS)}", DATA, choices=TASKS)
     cell: str = option(
@@ -96,7 +97,7 @@ class Setting:
     hidden: tuple[int, ...] = option((5,), "state size of each stacked layer, e.g. 5 or 3,2", NETWORK, most=2**16)
     transition: tuple[int, ...] = option(
         (),
-        "DMU: widths of the hidden layers of its transition, e.g. 5,5; an empty string for none",
+        "DMU: widths of the transition's hidden layers, e.g. 5,5; an empty string for none",
         NETWORK,
         most=2**16,
         cells=("dmu",),
@@ -116,14 +117,14 @@ class Setting:
         choices=ACTIVATIONS,
         cells=("dmu",),
     )
-    memory_bias: float = option(3.0, "DMU: added to the initial bias of its gate z", NETWORK, cells=("dmu",))
+    memory_bias: float = option(3.0, "DMU: initial gate bias, added to the bias of z", NETWORK, cells=("dmu",))
     forget_bias: float = option(
-        2.0, "LSTM: initial bias of its forget gate, in both bias vectors", NETWORK, cells=("lstm",)
+        2.0, "LSTM: initial bias of the forget gate, in both bias vectors", NETWORK, cells=("lstm",)
     )
     lr: float = option(0.01, "learning rate of Adam", OPTIMISATION, positive=True)
     module_rate: str = option(
         "formula",
-        "DMU: learning rate of the module: formula (lr / 2n), same (lr: the paper's DMU-C) or a number",
+        "learning rate of the DMU: formula (lr / 2n), same (lr, the paper's DMU-C) or a number",
         OPTIMISATION,
         cells=("dmu",),
     )
@@ -136,7 +137,7 @@ class Setting:
         200, "synthetic tasks: optimiser steps per epoch", OPTIMISATION, least=1, most=2**24, tasks=GENERATED
     )
     epochs: int = option(
-        100, "maximum number of epochs; with a larger one a finished study resumes", OPTIMISATION, least=1, most=2**20
+        100, "maximum number of epochs; increase it to resume a finished study", OPTIMISATION, least=1, most=2**20
     )
     stop_below: float = option(
         1e-6, "a run stops when its validation loss stays below this", OPTIMISATION, positive=True
@@ -161,7 +162,7 @@ class Setting:
     )
     noise: str = option(
         "random",
-        "noisy-sequence: the symbols after the first are drawn for every sequence (random) or once (fixed)",
+        "noisy-sequence: symbols after the first are drawn for every sequence (random) or once (fixed)",
         DATA,
         choices=NOISES,
         tasks=("noisy-sequence",),
@@ -223,7 +224,7 @@ class Setting:
     )
     condition: str = option(
         "free",
-        "DMU: the gradient condition is left to training (free) or enforced after every step (kept)",
+        "DMU: the gradient condition is not enforced (free) or enforced after every step (kept)",
         OPTIMISATION,
         choices=CONDITIONS,
         cells=("dmu",),
@@ -237,7 +238,7 @@ class Setting:
         later=True,
     )
     input_bias: float = option(
-        0.0, "LSTM: added to the initial bias of its input gate", NETWORK, cells=("lstm",), later=True
+        0.0, "LSTM: added to the initial bias of the input gate", NETWORK, cells=("lstm",), later=True
     )
     limit: int = option(
         0,
@@ -250,16 +251,16 @@ class Setting:
     )
     residual: bool = option(
         False,
-        "DMU: every hidden layer of the transition from the second on adds to the one before it",
+        "DMU: skip connections around the transition's hidden layers from the second on",
         NETWORK,
         cells=("dmu",),
         later=True,
     )
     transform_bias: float = option(
-        0.0, "RHN: added to the initial bias of its transform gates", NETWORK, cells=("rhn",), later=True
+        0.0, "RHN: added to the initial bias of the transform gates", NETWORK, cells=("rhn",), later=True
     )
     recurrent_dropout: float = share(
-        "probability of hiding an element of the state from the recurrent weights; one mask for each sequence", NETWORK
+        "dropout probability of the state on its way into the recurrent weights; one mask for each sequence", NETWORK
     )
     transition_dropout: float = share(
         "DMU: dropout probability in the hidden layers; one mask for each sequence", NETWORK, cells=("dmu",)
@@ -270,13 +271,13 @@ class Setting:
     output_dropout: float = share(
         "dropout probability of the recurrent block's output; one mask for each sequence", NETWORK, tasks=DROPPING
     )
-    word_dropout: float = share("ptb: probability of leaving a word out of the input", NETWORK, tasks=("ptb",))
+    word_dropout: float = share("ptb: probability of dropping a word from the input", NETWORK, tasks=("ptb",))
     embedding_rate: float = option(
         0.0, "ptb: learning rate of the embedding; 0 for lr", OPTIMISATION, least=0, tasks=("ptb",), later=True
     )
     cosine: int = option(
         0,
-        "epochs over which the learning rate falls to zero along half a cosine; 0 for none",
+        "epochs of cosine decay of the learning rate to zero; 0 for none",
         OPTIMISATION,
         least=0,
         most=2**20,
@@ -284,7 +285,7 @@ class Setting:
     )
     warmup: int = option(
         0,
-        "epochs before the learning rate has risen to its value, in equal steps; 0 for none",
+        "epochs of linear warm-up of the learning rate; 0 for none",
         OPTIMISATION,
         least=0,
         most=2**20,
@@ -292,7 +293,7 @@ class Setting:
     )
     clip: float = option(
         0.0,
-        "largest norm of a run's gradient; longer ones are scaled down; 0 for none",
+        "maximum norm of a run's gradient; larger gradients are scaled down; 0 for none",
         OPTIMISATION,
         least=0,
         later=True,
@@ -309,11 +310,11 @@ class Setting:
         later=True,
     )
     features: int = option(
-        650, "translation: size of a word's embedding", NETWORK, least=1, most=2**16, tasks=("translation",), later=True
+        650, "translation: size of word embeddings", NETWORK, least=1, most=2**16, tasks=("translation",), later=True
     )
     min_count: int = option(
         1,
-        "translation: leave out pairs that have a word which occurs fewer times than this",
+        "translation: leave out pairs with a word that occurs fewer times than this",
         DATA,
         least=1,
         most=2**31,
@@ -340,20 +341,20 @@ class Setting:
                 f"got {self.min_length} and {self.max_length}"
             )
         if self.residual and self.condition == "kept":
-            raise ValueError("the gradient condition is not defined for a residual transition; leave out one of them")
+            raise ValueError("the gradient condition is not defined for a residual transition; leave one of them out")
         if self.cell == "mingru" and self.recurrent_dropout:
-            raise ValueError("mingru has no dropout inside of its recurrence; leave out recurrent_dropout")
+            raise ValueError("mingru has no dropout inside its recurrence; leave out recurrent_dropout")
         self.check_has(name for name in OWNERS if getattr(self, name) != DEFAULTS[name])
 
     def has(self, name: str) -> bool:
-        """Whether a setting means something to this cell and task."""
+        """Whether a setting applies to this cell and task."""
         if name not in OWNERS:
             return True
         owner, belongs = OWNERS[name]
         return getattr(self, owner) in belongs
 
     def check_has(self, names: Iterable[str]) -> None:
-        """Raise if one of these settings means nothing to this cell and task."""
+        """Raise if one of these settings does not apply to this cell and task."""
         for name in names:
             if not self.has(name):
                 owner, belongs = OWNERS[name]
@@ -371,7 +372,7 @@ class Setting:
     def key(self) -> str:
         """Name of the study: a hash of the settings that is equal for equal settings.
 
-        The number of epochs is left out, so that a study can be trained further. Settings added later count only where
+        The number of epochs is left out, so that a study can be trained further. Settings added later count only if
         they differ from their default, so that studies recorded before keep their names.
         """
         content = {name: value for name, value in asdict(self).items() if name != "epochs"}
@@ -387,7 +388,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that computes a study, and how; it is no part of the study's identity."""
+    """The machine that runs a study, and how it is used; not part of the study's identity."""
 
     device: str = option("auto", "cpu, cuda, cuda:1, mps, or auto for the best one available", MACHINE)
     engine: str = option("auto", "engine of the recurrent layers: auto, or a name from deepmemory.engines()", MACHINE)
@@ -416,14 +417,14 @@ class Launcher:
         1, "studies that train at the same time on one device, each in its own process", LAUNCHING, least=1
     )
     address: str | None = option(
-        None, "ray: address of the cluster, or auto; left out: Ray on this machine alone", LAUNCHING
+        None, "ray: address of the cluster, or auto; default: Ray on this machine only", LAUNCHING
     )
     group: int = option(
-        0, "ray: runs per task at most; 0 for all on a GPU and 16 per CPU, or one large network", LAUNCHING, least=0
+        0, "ray: maximum number of runs per task; 0: all on a GPU, 16 per CPU, 1 if it is large", LAUNCHING, least=0
     )
     cpus: float = option(1.0, "ray: CPUs per task", LAUNCHING, least=0)
     gpus: float = option(
-        0.0, "ray: GPUs per task, 0.5 for two tasks on one; 0 for one with --device cuda", LAUNCHING, least=0
+        0.0, "ray: GPUs per task, 0.5 for two tasks on one GPU; 0 for one with --device cuda", LAUNCHING, least=0
     )
 
     def __post_init__(self) -> None:
@@ -433,7 +434,7 @@ class Launcher:
 
 
 def check_limits(of: Field[Any], value: Any) -> None:
-    """Raise if a field's value is none of its choices, not finite, or outside its limits."""
+    """Raise if a field's value is not one of its choices, not finite, or outside its limits."""
     if of.metadata["choices"]:
         check_choice(of.name, value, of.metadata["choices"])
     for number in value if isinstance(value, tuple) else (value,):
@@ -449,7 +450,7 @@ def check_limits(of: Field[Any], value: Any) -> None:
 
 
 def parse_module_rate(text: str) -> str:
-    """The learning rate of a DMU's module, written in one way: 1e-3 and 0.001 are one setting."""
+    """The learning rate of a DMU in a canonical form: 1e-3 and 0.001 are the same setting."""
     if text in ("formula", SHARED_RATE):
         return text
     try:
@@ -470,7 +471,7 @@ def setting_from_json(text: str) -> Setting:
 
 
 def change(setting: Setting, changes: Mapping[str, Any]) -> Setting:
-    """The same setting with some fields changed; values may be given as text."""
+    """Return the setting with some fields changed; values may be given as text."""
     hints = get_type_hints(Setting)
     parsed = {}
     for name, value in changes.items():
@@ -511,7 +512,7 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
 
 DEFAULTS = {of.name: of.default for of in fields(Setting)}
 MOST = {of.name: of.metadata["most"] for of in fields(Setting) if of.metadata["most"] is not None}
-# Settings that mean something to some cells, tasks or languages alone, and to which.
+# Settings that apply only to some cells, tasks or languages, and to which.
 OWNERS: dict[str, tuple[str, tuple[str, ...]]] = {
     of.name: of.metadata["owner"] for of in fields(Setting) if of.metadata["owner"] is not None
 }

@@ -2,7 +2,7 @@
 
 A verb's parameters are its arguments and options. Options that are fields of a settings dataclass are made from it
 (:mod:`deepmemory.lab.cli.options`). What takes time to import, torch above all, is imported inside the verbs, so that
-``--help`` answers at once.
+``--help`` responds at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ app.add_typer(data_app, name="data", rich_help_panel="Data")
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and end the command."""
+    """Print the version and exit."""
     if asked:
         import deepmemory as dm
 
@@ -62,7 +62,7 @@ def dmu(
 
 
 def main() -> None:
-    """Run the command line; a mistake, or a machine that fails, gets one line that says what is wrong."""
+    """Run the command line; report user errors and machine failures in one line."""
     try:
         app()
     except ModuleNotFoundError as error:
@@ -73,21 +73,21 @@ def main() -> None:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         if lost_a_process(error):
-            os._exit(2)  # whatever else is done at the end of a process would wait for the one that is gone
+            os._exit(2)  # a normal exit would wait for the process that is gone
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         if not ran_out_of_memory(error):
             raise
         print(
-            "error: not enough memory on the GPU or the machine. Train fewer runs at once: --runs 10, then the same "
-            "with --seed 10; or store less with --recompute; or use smaller batches. Every finished epoch is saved",
+            "error: not enough memory on the GPU or the machine. Train fewer runs at once (--runs 10, then the "
+            "same with --seed 10), store less (--recompute) or use smaller batches. Every finished epoch is saved",
             file=sys.stderr,
         )
         sys.exit(2)
 
 
 def lost_a_process(error: Exception) -> bool:
-    """Whether one of the processes that share every batch does not answer."""
+    """Whether one of the processes that share every batch does not respond."""
     if not isinstance(error, ConnectionError):
         return False
     from deepmemory.lab.training.distributed import ProcessLost

@@ -19,7 +19,7 @@ Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="dataset
 
 
 def list_(data: DataFolder = None, as_json: AsJson = False) -> None:
-    """List the datasets: contents, licence, and where a copy is; --json has the full addresses."""
+    """List the datasets with contents, licence and local copies; --json includes the full addresses."""
     from deepmemory.lab.data import inventory
 
     for entry in inventory.chosen(None):
@@ -28,7 +28,7 @@ def list_(data: DataFolder = None, as_json: AsJson = False) -> None:
 
 
 def fetch(names: Names = None, data: DataFolder = None, as_json: AsJson = False) -> None:
-    """Download the datasets that are missing into the user's cache and check them; resumes."""
+    """Download missing datasets into the user's cache and check them. Interrupted downloads resume."""
     from deepmemory.lab.data import inventory
     from deepmemory.lab.data.fetching import fetch_missing
 
@@ -44,7 +44,7 @@ def fetch(names: Names = None, data: DataFolder = None, as_json: AsJson = False)
 def check(names: Names = None, data: DataFolder = None, as_json: AsJson = False) -> None:
     """Read the datasets as the tasks do, and compare hashes and counts with the registry.
 
-    The exit code is 1 if one is missing or damaged.
+    The exit code is 1 if a dataset is missing or damaged.
     """
     from deepmemory.lab.data import inventory
 
@@ -56,7 +56,7 @@ def check(names: Names = None, data: DataFolder = None, as_json: AsJson = False)
 
 
 def with_data(settings: Sequence[Setting], data: str | None) -> list[Setting]:
-    """The settings whose data is available; says which are left out, and raises if that is all of them."""
+    """Return the settings whose data is available; print what is left out, and raise if nothing remains."""
     from deepmemory.lab.data import inventory
     from deepmemory.lab.data.registry import dataset
     from deepmemory.lab.tasks import data_of

@@ -20,15 +20,17 @@ MOST_RUNS = 10**6
 OUTPUT = "Output"
 RUNS = Path("runs")
 WATCHES = ("none", "gradients")
-OUT_HELP = "folder for everything that is written"
+OUT_HELP = "output folder"
 JSON_HELP = "print JSON lines for other programs"
 
 TaskName = Annotated[str, typer.Argument(help=Setting.__dataclass_fields__["task"].metadata["help"])]
 CellName = Annotated[
-    str, typer.Option(help=f"{Setting.__dataclass_fields__['cell'].metadata['help']}, or dmu-c, the paper's DMU-C")
+    str, typer.Option(help=f"{Setting.__dataclass_fields__['cell'].metadata['help']}; also dmu-c, the paper's DMU-C")
 ]
-Runs = Annotated[int, typer.Option(min=1, max=MOST_RUNS, help="runs per cell, side by side unless one fills a GPU")]
-Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="seed of the first run; the others count up from it")]
+Runs = Annotated[
+    int, typer.Option(min=1, max=MOST_RUNS, help="number of runs, trained side by side unless one fills a GPU")
+]
+Seed = Annotated[int, typer.Option(min=0, max=LARGEST, help="seed of the first run; the other runs count up from it")]
 Quick = Annotated[bool, typer.Option("--quick", help="small settings that train in two minutes or less on a CPU")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="change any setting; repeatable")
@@ -41,13 +43,14 @@ DataFolder = Annotated[
 Checkpoint = Annotated[
     Path | None,
     typer.Argument(
-        help="OUT/checkpoints/STUDY, one of the files in it, or a task; default: the newest in OUT, else a shipped one"
+        help="OUT/checkpoints/STUDY, a file in it, or a task; default: the newest in OUT, else one that comes with the "
+        "package"
     ),
 ]
 
 
 def existing(out: Path) -> Path:
-    """The folder that the user named, which has to be there; the default need not."""
+    """Return the folder; raise if the user named one that does not exist."""
     if out != RUNS and not out.exists():
         raise ValueError(f"--out {out}: there is no such folder")
     return out
@@ -61,7 +64,7 @@ RunSeed = Annotated[
 
 @dataclass(frozen=True)
 class Recording:
-    """The options of a training command about its records and its display."""
+    """The options of a training command for its records and its display."""
 
     out: Path = option(RUNS, OUT_HELP, OUTPUT)  # noqa: RUF009 (it gives a field)
     tracker: str = option("none", "also log every epoch to tensorboard or mlflow", OUTPUT)
@@ -74,9 +77,9 @@ class Recording:
 
 @dataclass(frozen=True)
 class OptionsOf:
-    """Annotates a parameter of a verb: each of these fields of a dataclass becomes an option.
+    """Annotation of a verb's parameter: each of these fields of a dataclass becomes an option.
 
-    The verb gets the dataclass; or, with ``changes_only``, what was given of those options, by field.
+    The verb gets the dataclass or, with ``changes_only``, a dict of the options that were given.
     """
 
     kind: type
@@ -91,13 +94,13 @@ class OptionsOf:
         return [of for of in chosen if of.name not in self.without]
 
     def parameters(self) -> list[inspect.Parameter]:
-        """An option for each field, for a function's signature."""
+        """One option for each field, for a function's signature."""
         make = text_option if self.changes_only else typed_option
         types = get_type_hints(self.kind)
         return [make(of, types[of.name]) for of in self.fields]
 
     def collect(self, given: Mapping[str, Any]) -> Any:
-        """What the verb gets for the values of these options."""
+        """The verb's argument for the values of these options."""
         if self.changes_only:
             return {name: text for name, text in given.items() if text is not None}
         return self.kind(**given)
@@ -124,7 +127,7 @@ def typed_option(of: Field[Any], kind: Any) -> inspect.Parameter:
 
 
 def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    """A parameter that is given by its name."""
+    """A keyword-only parameter."""
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -147,7 +150,7 @@ RecordedUnwatched = Annotated[Recording, OptionsOf(Recording, without=("watch",)
 
 
 def as_command(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb as typer takes it: parameters annotated with :class:`OptionsOf` become one option for each field."""
+    """Turn a verb into a typer command: parameters annotated with :class:`OptionsOf` become options, one per field."""
     parameters: list[inspect.Parameter] = []
     expanded: dict[str, OptionsOf] = {}
     hints = get_type_hints(verb, include_extras=True)
@@ -174,14 +177,14 @@ def as_command(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def stopped(saved: str = "") -> NoReturn:
-    """End a command that was stopped by hand, and say how to resume it."""
+    """Exit after Ctrl-C, and say how to resume the command."""
     again = shlex.join(["dmu", *sys.argv[1:]])
     print(f"\nstopped{saved and f'; {saved}'}. To resume, run the same command: {again}", file=sys.stderr)
     sys.exit(130)
 
 
 def tell(as_json: bool, event: Mapping[str, Any], text: str) -> None:
-    """Print a result: a line of JSON for programs, or a text for people."""
+    """Print a result: a line of JSON for programs, or text for people."""
     print(json.dumps(event) if as_json else text)
 
 
@@ -202,7 +205,7 @@ def parse_assignments(assignments: Sequence[str] | None) -> dict[str, str]:
 
 
 def check_engine(name: str, needed_here: bool = True) -> None:
-    """Refuse an engine that does not exist, or that this machine lacks where it is needed here."""
+    """Raise if an engine does not exist, or if it is needed on this machine but not available."""
     import deepmemory as dm
 
     engines = dm.engines()

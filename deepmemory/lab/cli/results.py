@@ -21,7 +21,7 @@ def report(
     to: Annotated[Path | None, typer.Option(help="folder for pages and figures; default: OUT/report")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write pages (HTML and Markdown), figures and tables of what has been recorded."""
+    """Write a report on everything recorded: pages (HTML and Markdown), figures and tables."""
     show_report(out, to, as_json=as_json)
 
 
@@ -61,9 +61,9 @@ def report_searches(out: Path, to: Path | None, *, as_json: bool) -> None:
 
 def merge(
     sources: Annotated[list[Path], typer.Argument(help="folders with records")],
-    out: Annotated[Path, typer.Option("--out", help="new folder for all of them")],
+    out: Annotated[Path, typer.Option("--out", help="new folder for the merged records")],
 ) -> None:
-    """Join and pack the records of several machines; records that contradict one another are refused."""
+    """Merge and compact the records of several machines. Contradictory records are refused."""
     from deepmemory.lab import records
 
     merged = records.merge(sources, out)
@@ -75,25 +75,29 @@ def merge(
 def bench(
     *,
     machine: DeviceAndData,
-    shapes: Annotated[str | None, typer.Option(help="separated by commas; default: all for this device")] = None,
-    precisions: Annotated[str, typer.Option(help="separated by commas: float32, tf32, bfloat16")] = "float32",
+    shapes: Annotated[
+        str | None, typer.Option(help="shapes, separated by commas; default: all for this device")
+    ] = None,
+    precisions: Annotated[
+        str, typer.Option(help="precisions, separated by commas: float32, tf32, bfloat16")
+    ] = "float32",
     cells: Annotated[str, typer.Option(help="layers to time, separated by commas: DMU, RHN, RNN, GRU, LSTM")] = "DMU",
-    seconds: Annotated[float, typer.Option(min=0, max=3600, help="time for each contestant at each shape")] = 1.0,
+    seconds: Annotated[float, typer.Option(min=0, max=3600, help="time for each layer and engine at each shape")] = 1.0,
     minutes: Annotated[
-        float, typer.Option(min=0, max=10_000, help="time for everything; the rest is skipped, and listed; 0: no limit")
+        float, typer.Option(min=0, max=10_000, help="time limit in all; the rest is skipped and listed; 0 for none")
     ] = 10.0,
     growth: Annotated[bool, typer.Option(help="also vary one size at a time")] = False,
-    loop: Annotated[bool, typer.Option(help="also time the Python loop and further peers")] = True,
+    loop: Annotated[bool, typer.Option(help="also time the Python loop and other peers")] = True,
     engines: Annotated[
-        str | None, typer.Option(help="engines to time, separated by commas; default: all that work here")
+        str | None, typer.Option(help="engines to time, separated by commas; default: all available ones")
     ] = None,
     studies: Annotated[
         str | None,
-        typer.Option(help="instead: estimate how long the paper's studies of these tasks take as a Python loop"),
+        typer.Option(help="instead, estimate how long the paper's studies of these tasks take as a Python loop"),
     ] = None,
     out: Out = RUNS,
 ) -> None:
-    """Time our engines and their peers on this machine. No time is shown for a wrong or noisy result."""
+    """Time the engines and their peers on this machine. No time is shown for a wrong or noisy result."""
     import torch
 
     from deepmemory.lab.bench import speed

@@ -63,7 +63,7 @@ def paper(
     tasks: Annotated[list[str] | None, typer.Argument(metavar="TASK", help=", ".join(PAPER_TASKS))] = None,
     *,
     cells: Annotated[
-        str | None, typer.Option(help=f"{', '.join(CELLS)} and dmu-c, separated by commas; default: the paper's")
+        str | None, typer.Option(help=f"{', '.join(CELLS)}, dmu-c, separated by commas; default: those of the paper")
     ] = None,
     depths: Annotated[
         str | None,
@@ -89,7 +89,7 @@ def paper(
 ) -> None:
     """Reproduce the paper's experiments with the paper's settings.
 
-    Resumes where an earlier command stopped, writes the report and prints the paper's results beside ours.
+    Resumes where an earlier command stopped, writes the report and prints its results next to the paper's.
     """
     from deepmemory.lab import paper as published
 
@@ -121,7 +121,7 @@ def beyond(
     quick: Annotated[bool, typer.Option("--quick", help="a few small studies that train in minutes on a CPU")] = False,
     runs: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_RUNS, help="runs per study; default: the experiment's"),
+        typer.Option(min=1, max=MOST_RUNS, help="runs per study; default: as many as the experiment has"),
     ] = None,
     seed: Seed = 0,
     assignments: Assignments = None,
@@ -129,7 +129,7 @@ def beyond(
     launcher: ManyStudies,
     recording: RecordedUnwatched,
 ) -> None:
-    """Carry out experiments beyond the paper.
+    """Run experiments beyond the paper.
 
     Resumes where an earlier command stopped, writes the report and prints the results.
     """
@@ -143,11 +143,11 @@ def beyond(
     how: dict[str, Any] = {"seed": seed, "machine": machine, "launcher": launcher, "recording": recording}
     groups, failed = [], list[str]()
     for name, settings in selected.items():
-        # A change may make studies equal, such as those at several rates.
+        # A change can make studies equal, such as those at several rates.
         studies = list(dict.fromkeys(trained[setting] for setting in settings if setting in trained))
         all_runs, few = runs or (1 if quick else EXPERIMENTS[name].runs), EXPERIMENTS[name].search_runs
         searched = to_search(studies, EXPERIMENTS[name].part_of) if all_runs > few else []
-        if searched:  # with few runs of every rate, and the best ones get the rest
+        if searched:  # with a few runs at every rate; the best rates get the rest
             failed += train_groups([(searched, few)], **how)
             best = best_of(name, searched, recording.out)
             studies = [setting for setting in studies if setting in best or setting not in searched]
@@ -170,10 +170,10 @@ def best_of(name: str, settings: Sequence[Setting], out: Path) -> list[Setting]:
 
 
 def changed(settings: Sequence[Setting], given: Mapping[str, str]) -> list[Setting]:
-    """The settings, each with those of the given values that it has; raises for a value that none of them has."""
+    """Apply the given values to the settings that have them; raise for a value that none of the settings has."""
     for name in given:
         if settings and not any(setting.has(name) for setting in settings):
-            raise ValueError(f"none of the studies that were chosen has the setting {name}; leave it out")
+            raise ValueError(f"none of the selected studies has the setting {name}; leave it out")
     return [
         change(setting, {name: value for name, value in given.items() if setting.has(name)}) for setting in settings
     ]
@@ -189,7 +189,7 @@ def train_and_report(
     recording: Recording,
     failed: Sequence[str] = (),
 ) -> None:
-    """Train settings with a number of runs each; then write the report and print what it says of ``shown``.
+    """Train settings with a number of runs each; then write the report and print what it says about ``shown``.
 
     ``failed`` names studies that failed before.
     """
@@ -232,7 +232,7 @@ def train(
     launcher: OneStudy,
     recording: Recorded,
 ) -> None:
-    """Train one study. Settings that you do not give have the paper's values."""
+    """Train one study. Settings that are not given have the paper's values."""
     from deepmemory.lab.training.distributed import is_first_process
 
     setting = papers_setting(task, cell, changes | parse_assignments(assignments), quick=quick)
@@ -254,14 +254,14 @@ def sweep(
     cell: CellName = "dmu",
     space: Annotated[
         str,
-        typer.Option(help="settings to search: lr=log:1e-4..1e-1,batch=16|32|64, or a named space such as paper-grid"),
+        typer.Option(help="search space: lr=log:1e-4..1e-1,batch=16|32|64, or a named space such as paper-grid"),
     ] = "paper-random",
     assignments: Assignments = None,
     sampler: Annotated[str, typer.Option(help="tpe, random or grid")] = "tpe",
     pruner: Annotated[str, typer.Option(help="rule that stops bad trials early: median, halving or none")] = "median",
     trials: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_RUNS, help="number of trials, earlier ones included; default: the grid, or 50"),
+        typer.Option(min=1, max=MOST_RUNS, help="number of trials, including earlier ones; default: the grid, or 50"),
     ] = None,
     storage: Annotated[
         str | None, typer.Option(help="postgresql://... to share a search between machines; default: SQLite in OUT")
@@ -275,7 +275,7 @@ def sweep(
 ) -> None:
     """Search hyperparameters.
 
-    The same command resumes a search; started several times, also on several machines, it shares the work.
+    The same command resumes a search. Several processes, also on several machines, can share the work of one search.
     """
     from deepmemory.lab.scale import search
     from deepmemory.lab.training.progress import JsonLines, PlainLines
@@ -318,9 +318,9 @@ def selection(
     pixels: str | None = None,
     quick: bool = False,
 ) -> list[Setting]:
-    """The paper's settings that fit what was chosen, separated by commas, in the paper's order.
+    """The paper's settings that match the choices, which are separated by commas, in the paper's order.
 
-    What is left out is everything the paper trains; with ``quick``, one DMU for each task, made small.
+    A choice that is left out means everything that the paper trains; with ``quick``, one small DMU for each task.
     """
     from deepmemory.lab import paper as published
 
@@ -347,9 +347,9 @@ def selection(
 def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool = False) -> Setting:
     """The paper's setting of a task and cell, or that of an experiment beyond it, with some values changed.
 
-    A task that is in neither starts from the defaults of :class:`Setting`.
-    With real data, and for a DMU beyond the paper, ``depth`` chooses among the settings instead: the width changes
-    with it.
+    A task that neither of them has starts from the defaults of :class:`Setting`.
+    With real data, and for a DMU beyond the paper, ``depth`` selects one of the settings instead, because the width
+    changes with it.
     """
     from deepmemory.lab import beyond as further
     from deepmemory.lab import paper as published
@@ -448,7 +448,7 @@ def tell_result(setting: Setting, out: Path) -> None:
 
 
 def warn_of_divergence(settings: Sequence[Setting], out: Path) -> bool:
-    """Name the settings whose loss became nan or inf; true where that happened to every run of a setting."""
+    """Name the settings whose loss became nan or inf; return whether every run of a setting diverged."""
     from deepmemory.lab.records import DIVERGED, Records
 
     records = Records(out)

@@ -1,4 +1,4 @@
-"""The verbs that use a trained network: one that is named, else the newest, else one that comes with the package."""
+"""The verbs that use a trained network: the one named, else the newest, else one that comes with the package."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ SamplingSeed = Annotated[int, typer.Option("--seed", min=0, help="random seed fo
 CheckpointAndText = Annotated[
     list[str],
     typer.Argument(
-        metavar="[CHECKPOINT] TEXT", help="a trained network, default: the newest in OUT, else a shipped one; a text"
+        metavar="[CHECKPOINT] TEXT",
+        help="a trained network (default: the newest in OUT, else one that comes with the package) and a text",
     ),
 ]
 
@@ -48,7 +49,7 @@ def list_(out: TrainedIn = RUNS, as_json: AsJson = False) -> None:
             print(json.dumps({"event": "model", **asdict(model), "path": str(model.path)}))
         return
     if not models:
-        print(f"no trained networks in {out}; dmu train adding --quick --out {out} trains one")
+        print(f"no trained networks in {out}; train one with: dmu train adding --quick --out {out}")
         return
     for model in models:
         size = ", ".join(map(str, model.hidden))
@@ -57,7 +58,7 @@ def list_(out: TrainedIn = RUNS, as_json: AsJson = False) -> None:
         print(f"{model.task:<16}{model.cell}, state {size}, depth {model.depth}, {weights}, {runs}")
         scores = ", ".join(f"{name.removeprefix('valid_')} {value:.4g}" for name, value in model.scores.items())
         print(f"{'':<16}best on validation data: {scores or 'nothing finite'}")
-        print(f"{'':<16}{model.path}")  # in one piece, however long, to be copied
+        print(f"{'':<16}{model.path}")  # never wrapped, so that it can be copied
 
 
 def inspect(
@@ -68,7 +69,7 @@ def inspect(
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is inside a trained network: sizes, gradient condition, gates, gradient flow."""
+    """Inspect a trained network: sizes, gradient condition, gates, gradient flow."""
     from deepmemory.lab.use import inspection
     from deepmemory.lab.use.loading import choose_checkpoint, load_model
     from deepmemory.lab.writing import put
@@ -113,7 +114,7 @@ def export(
     from deepmemory.lab.writing import without_links
 
     check_choice("format", format, exporting.FORMATS)
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision, which nobody needs, is missing
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing, which is not needed
     checkpoint = choose_checkpoint(checkpoint, out)
     model = load_model(checkpoint, run, data, with_data=data is not None)
     study = (checkpoint if checkpoint.is_dir() else checkpoint.parent).resolve()
@@ -122,7 +123,7 @@ def export(
     for file in exporting.paths(model, path, format):
         if to is None:
             without_links(place, "export", file.name)
-        if file.exists() and not file.is_file():  # a device, say, which a new file would take the place of
+        if file.exists() and not file.is_file():  # for example a device, which a new file would replace
             raise ValueError(f"--to {file} is not a file that can be written; give the name of a new one")
     try:
         written = exporting.save(model, path, format, weights)
@@ -143,13 +144,13 @@ def release(
     run: RunSeed = None,
     out: TrainedIn = RUNS,
     last: Annotated[
-        bool, typer.Option("--last", help="take the weights of the last epoch; default: those of the best")
+        bool, typer.Option("--last", help="use the weights of the last epoch; default: those of the best epoch")
     ] = False,
     to: Annotated[Path | None, typer.Option(help="file to write; default: OUT/release/TASK.safetensors")] = None,
     machine: DeviceAndData,
     as_json: AsJson = False,
 ) -> None:
-    """Write a trained network to one small file, in half precision, that needs neither records nor data to be used."""
+    """Write a trained network to one small file, in half precision, that can be used without records and data."""
     from deepmemory.lab.cli.training import training_command
     from deepmemory.lab.records.checkpoints import last_weights
     from deepmemory.lab.use import releasing
@@ -163,7 +164,7 @@ def release(
     made = releasing.make_release(setting, seed, last_weights(path, seed) if last else weights, command, machine, to)
     put(to.with_suffix(".json"), f"{json.dumps(made, indent=1)}\n".encode())
     exact, rounded = (made["scores"][precision] for precision in ("float32", "float16"))
-    told = ", ".join(f"{name} {exact[name]:.4f} in float32, {rounded[name]:.4f} here" for name in exact)
+    told = ", ".join(f"{name} {exact[name]:.4f} in float32, {rounded[name]:.4f} in this file" for name in exact)
     tell(as_json, {"event": "release", "path": str(to), **made}, f"{to}: {to.stat().st_size:,} bytes; {told}")
 
 
@@ -173,7 +174,9 @@ def compose(
     out: TrainedIn = RUNS,
     tune: Annotated[
         int | None,
-        typer.Option(min=0, help="piece of the test split to continue; default: the first, or an example without data"),
+        typer.Option(
+            min=0, help="number of the test piece to continue; default: the first, or an example for a released network"
+        ),
     ] = None,
     source: Annotated[Path | None, typer.Option("--from", help="MIDI file to continue")] = None,
     given: Annotated[int, typer.Option(min=0, help="frames of the piece to start from; 0 for all")] = 50,
@@ -184,7 +187,7 @@ def compose(
     ] = "together",
     tempo: Annotated[float, typer.Option(min=10, max=1000, help="beats per minute")] = 120.0,
     seed: SamplingSeed = 0,
-    to: Annotated[Path, typer.Option(help="file to write, as .mid and as .wav")] = Path("tune.mid"),
+    to: Annotated[Path, typer.Option(help="file to write, once as .mid and once as .wav")] = Path("tune.mid"),
     data: DataFolder = None,
     as_json: AsJson = False,
 ) -> None:
@@ -232,7 +235,7 @@ def translate(
 
     checkpoint, text = checkpoint_and_text(given, text_expected=not bleu)
     if (text is None) != bleu:
-        raise ValueError("translate takes a sentence or --bleu, one of the two")
+        raise ValueError("translate takes either a sentence or --bleu")
     with_data = bleu or data is not None
     model = trained_on("translation", named=checkpoint, out=out, run=run, data=data, with_data=with_data)
     if text is not None:
@@ -266,7 +269,7 @@ def generate(
 
     checkpoint, text = checkpoint_and_text(given)
     if text is None:
-        raise ValueError("generate takes the beginning of a text, in quotes")
+        raise ValueError("generate needs the beginning of a text, in quotes")
     model = trained_on("natlang", "ptb", named=checkpoint, out=out, run=run, data=data)
     said, unknown = decoding.continue_text(model, text, words, temperature, top, seed)
     warn_of_unknown(unknown, f"read as {decoding.UNKNOWN}")
@@ -276,7 +279,7 @@ def generate(
 def trained_on(
     *tasks: str, named: Path | None, out: Path, run: int | None, data: Path | None, with_data: bool = False
 ) -> TrainedModel:
-    """A network for one of these tasks, loaded; says which one where the user named none."""
+    """Load a network for one of these tasks; print which one if the user named none."""
     from deepmemory.lab.use.loading import choose_checkpoint, load_model
 
     path = choose_checkpoint(named, out, *tasks)
@@ -286,7 +289,7 @@ def trained_on(
 
 
 def checkpoint_and_text(given: Sequence[str], text_expected: bool = True) -> tuple[Path | None, str | None]:
-    """The checkpoint and the text from the command line, where either may be left out."""
+    """The checkpoint and the text from the command line; either may be left out."""
     if len(given) > 2:
         raise ValueError(f"expected a checkpoint and one text in quotes, got {len(given)} arguments: {' '.join(given)}")
     if len(given) == 2:

@@ -205,7 +205,7 @@ def test_rates_are_searched_with_few_runs_and_the_best_gets_all(tmp_path, monkey
 
 @pytest.mark.parametrize("arguments", ["beyond long-adding --kinds gru", "paper adding --cells gru"])
 def test_a_change_that_no_study_has_is_refused(arguments, tmp_path):
-    with pytest.raises(ValueError, match="none of the studies that were chosen has the setting transition_dropout"):
+    with pytest.raises(ValueError, match="none of the selected studies has the setting transition_dropout"):
         invoke(*arguments.split(), "--set", "transition_dropout=0.5", "--out", tmp_path)
 
 
