@@ -27,10 +27,10 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-if not TYPE_CHECKING:  # a type checker would take any name for one of ours
+if not TYPE_CHECKING:  # with __getattr__, a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
-        """Import a public name when it is first used, so that the command line answers without waiting for torch."""
+        """Import a public name on first use, so that the command line responds without waiting for torch."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         if name in ("export", "gradients"):

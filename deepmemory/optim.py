@@ -1,4 +1,4 @@
-"""The learning-rate rule: a DMU of n linear layers learns at lr / 2n, one with a residual transition at lr / 4."""
+"""The learning-rate rule: lr / 2n for a DMU with n linear layers; a residual transition counts as at most two."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.optim import LBFGS, Optimizer
 
 from deepmemory.nn.dmu import DMU, DMUCell
 
-DIVISOR = "lr_divisor"  # key of a parameter group: 2n, or 1 for what is no DMU
-RESIDUAL_LAYERS = 2  # n of a residual transition for the rule, however deep: see docs/depth-and-rate.md
+DIVISOR = "lr_divisor"  # key of a parameter group: 2n, or 1 for parameters outside of DMUs
+RESIDUAL_LAYERS = 2  # the rule counts a residual transition as at most two: see docs/depth-and-rate.md
 
 
 def parameter_groups(
@@ -24,9 +24,10 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Parameter groups for any torch optimiser: lr / 2n for every DMU inside the model, lr for everything else.
 
-    n is each module's own number of linear layers; with ``residual=True`` it is at most 2, the layers that nothing
-    leads past. Every parameter is in exactly one group; a weight shared between a DMU and another module, or between
-    two DMUs, gets the smaller rate. Each group notes its divisor as ``lr_divisor``.
+    n is the number of linear layers in the transition of each DMU. With ``residual=True`` it counts as at most 2: only
+    the first and the last layer have no skip connection around them. Every parameter is in exactly one group. A weight
+    shared between a DMU and another module, or between two DMUs, gets the smaller rate. Each group stores its divisor
+    as ``lr_divisor``.
 
     >>> import torch, deepmemory as dm
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), dm.DMUCell(8, 16))
@@ -36,17 +37,18 @@ def parameter_groups(
     >>> optimiser = torch.optim.AdamW(groups, weight_decay=0.1)
 
     Args:
-        model: Any module; it may be, contain or share DMUs.
-        lr: Learning rate of everything that is no DMU.
-        weight_decay: Weight decay of everything that is no DMU, divided by 2n for a DMU as the rate is. ``None`` leaves
-            weight decay to the optimiser.
-        groups: Groups of your own, for instance one with and one without weight decay. Each is split by the rule, and
-            its own ``lr`` and ``weight_decay`` are used where it has them. The default is one group of all parameters.
+        model: Any module. It may be a DMU itself or contain any number of them, which may share weights.
+        lr: Learning rate of all parameters outside of DMUs.
+        weight_decay: Weight decay of all parameters outside of DMUs; for a DMU it is divided by 2n, like the rate.
+            ``None`` uses the optimiser's own weight decay.
+        groups: Your own parameter groups, for instance one with and one without weight decay. Each is split by the
+            rule. If a group has its own ``lr`` or ``weight_decay``, that value is used. The default is one group of all
+            parameters.
     """
     check_model("parameter_groups", model, "parameter_groups(model, lr)")
     if not isinstance(lr, Real | Tensor):
         raise TypeError(f"parameter_groups: lr should be a number, got: {type(lr).__name__}")
-    if not lr >= 0:  # torch's optimisers do not look at the rates of groups
+    if not lr >= 0:  # torch's optimisers do not check the rates of groups
         raise ValueError(f"parameter_groups: lr should be 0 or more, got {lr}")
     divisors = lr_divisors(model)
     given = [{"params": list(model.parameters())}] if groups is None else groups
@@ -60,11 +62,11 @@ def parameter_groups(
 
 
 def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
-    """Make an optimiser apply lr / 2n to the DMUs of a model, whoever sets its learning rate.
+    """Make an optimiser apply lr / 2n to the DMUs of a model, no matter what sets its learning rate.
 
-    The groups keep the undivided rate, so that schedulers, ``group["lr"] = ...`` and logs work as without a DMU; the
-    division happens inside ``optimiser.step()``. Call it before you make a scheduler or load a state. Weight decay is
-    the optimiser's own.
+    The parameter groups keep the undivided rate, so that schedulers, ``group["lr"] = ...`` and logs work as they do
+    without a DMU. The division happens inside ``optimiser.step()``. Call this function before you create a scheduler or
+    load the optimiser's state. Weight decay is not changed.
 
     >>> import torch, deepmemory as dm
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), dm.DMUCell(8, 16))
@@ -72,8 +74,8 @@ def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
     >>> schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=0.1, total_steps=100)
 
     Args:
-        optimiser: Any torch optimiser over parameters of the model, except LBFGS, which has one rate for all.
-        model: Any module; it may be, contain or share DMUs.
+        optimiser: Any torch optimiser of the model's parameters except LBFGS, which has one rate for all of them.
+        model: Any module. It may be a DMU itself or contain any number of them, which may share weights.
     """
     if not isinstance(optimiser, Optimizer):
         raise TypeError(
@@ -88,14 +90,16 @@ def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
         )
     if any(DIVISOR in group for group in optimiser.param_groups):
         raise ValueError(
-            "divide_rates: the rates of this optimiser are divided already, by parameter_groups or divide_rates; "
-            "give it model.parameters(), and call divide_rates once"
+            "divide_rates: the rates of this optimiser are already divided, by parameter_groups or divide_rates; "
+            "create the optimiser from model.parameters() and call divide_rates once"
         )
     if any("initial_lr" in group for group in optimiser.param_groups):
-        raise ValueError("divide_rates: this optimiser has a scheduler already; call divide_rates before making it")
+        raise ValueError(
+            "divide_rates: this optimiser already has a scheduler; call divide_rates before creating the scheduler"
+        )
     divisors = lr_divisors(model)
     optimiser.param_groups[:] = [part for group in optimiser.param_groups for part in split_by_divisor(group, divisors)]
-    rates: list[tuple[Any, Any]] = []  # of the groups during a step: undivided and divided
+    rates: list[tuple[Any, Any]] = []  # of each group during a step: undivided and divided
 
     def divide(optimiser: Optimizer, *_: object) -> None:
         restore(optimiser)
@@ -105,7 +109,7 @@ def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
 
     def restore(optimiser: Optimizer, *_: object) -> None:
         for group, (undivided, divided) in zip(optimiser.param_groups, rates, strict=False):
-            if group["lr"] is divided:  # and not set by others, after a step that Ctrl-C or an error ended
+            if group["lr"] is divided:  # not if it was set again, after a step that Ctrl-C or an error ended
                 group["lr"] = undivided
         rates.clear()
 
@@ -116,16 +120,16 @@ def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
 
 
 def check_model(name: str, model: nn.Module, call: str) -> None:
-    """Raise if the model is none."""
+    """Raise if ``model`` is not an ``nn.Module``."""
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"{name}: model should be an nn.Module, not its parameters, got: {type(model).__name__}; "
-            f"give it the model itself, as in {call}"
+            f"pass the model itself, as in {call}"
         )
 
 
 def lr_divisors(model: nn.Module) -> dict[nn.Parameter, int]:
-    """2n for every parameter of a DMU, the largest where several DMUs share it."""
+    """2n for every parameter of a DMU; the largest 2n if several DMUs share the parameter."""
     divisors: dict[nn.Parameter, int] = {}
     for module in model.modules():
         if isinstance(module, DMU | DMUCell):
@@ -136,7 +140,7 @@ def lr_divisors(model: nn.Module) -> dict[nn.Parameter, int]:
 
 
 def split_by_divisor(group: Mapping[str, Any], divisors: Mapping[nn.Parameter, int]) -> list[dict[str, Any]]:
-    """One group for each divisor among the parameters, with the options of the given one."""
+    """Split a group into one for each divisor among its parameters; all keep its options."""
     parameters = group["params"] if isinstance(group["params"], Sequence) else list(group["params"])
     found = sorted({divisors.get(parameter, 1) for parameter in parameters})
     return [

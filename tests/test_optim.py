@@ -300,9 +300,9 @@ def test_divided_rates_resume_from_a_state():
 
 def test_rates_are_divided_once():
     model = nn.ModuleDict({"rnn": dm.DMU(3, 4), "out": nn.Linear(4, 1)})
-    with pytest.raises(ValueError, match="divided already"):
+    with pytest.raises(ValueError, match="already divided"):
         dm.divide_rates(torch.optim.SGD(dm.parameter_groups(model, lr=0.1)), model)
     scheduled = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.optim.lr_scheduler.ExponentialLR(scheduled, 0.9)
-    with pytest.raises(ValueError, match="before making it"):
+    with pytest.raises(ValueError, match="before creating the scheduler"):
         dm.divide_rates(scheduled, model)

@@ -1,7 +1,7 @@
-"""Models for places without this library: ONNX, ``torch.export`` and AOTInductor, whole or one step at a time, and C.
+"""Export of models to run without this library: ONNX, ``torch.export`` and AOTInductor, for sequences or steps, and C.
 
-Exported, a recurrence on the plain engine is one loop made of torch's own operators, for any length and batch. In C it
-is one step of one sequence.
+A recurrence on the plain engine is exported as one loop of torch's own operators, for any length and batch size. In C
+it is one step of one sequence.
 """
 
 from deepmemory.export.c99 import c

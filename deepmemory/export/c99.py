@@ -18,7 +18,7 @@ from deepmemory.nn.cell import Cell
 from deepmemory.nn.recurrent import Recurrent
 
 WEIGHTS = ("float32", "int8")
-SKIPPED = (nn.Dropout, nn.Identity)  # do nothing in evaluation
+SKIPPED = (nn.Dropout, nn.Identity)  # they do nothing in evaluation mode
 ELEMENTWISE: dict[type[nn.Module], str] = {
     nn.ReLU: "relu",
     nn.LeakyReLU: "leaky_relu",
@@ -38,11 +38,11 @@ def c(
     words: Sequence[str] | None = None,
     note: str = "",
 ) -> None:
-    """Write a model as one C99 file that needs nothing but the C library: one step of one sequence.
+    """Write a model as one C99 file that computes one step of one sequence and needs only the C library.
 
     The file declares ``PREFIX_state``, ``PREFIX_reset(&state)`` and ``PREFIX_step(&state, x, y)``; the comment at its
-    start shows how to use them. Arithmetic is float32. With ``weights="int8"`` each row of a matrix is stored as whole
-    numbers from -127 to 127 and one scale; :func:`rounded` gives that model in Python.
+    start shows how to use them. Arithmetic is float32. With ``weights="int8"``, each row of a matrix is stored as
+    integers from -127 to 127 and one scale; :func:`rounded` returns the same model in Python.
 
     >>> import tempfile, deepmemory as dm
     >>> from pathlib import Path
@@ -55,14 +55,14 @@ def c(
     True
 
     Args:
-        model: One of this library's layers or cells, or a list (or ``nn.Sequential``) of the modules that data goes
-            through at every step: ``nn.Embedding`` at the start, then layers, cells, ``nn.Linear`` and the activations
-            ReLU, LeakyReLU, Tanh, SiLU, GELU and Sigmoid in any order. Dropout and Identity do nothing. A layer passes
-            on its output. Layers that read backwards and transitions given as modules cannot be written.
-        path: Where to write.
+        model: One of this library's layers or cells, or a list (or ``nn.Sequential``) of the modules that are applied
+            at every step: optionally ``nn.Embedding`` at the start, then layers, cells, ``nn.Linear`` and the
+            activations ReLU, LeakyReLU, Tanh, SiLU, GELU and Sigmoid in any order. Dropout and Identity do nothing. A
+            layer passes on its output. Bidirectional layers and transitions given as modules cannot be written.
+        path: File to write.
         weights: ``"float32"`` or ``"int8"``.
-        prefix: What the names in the file begin with; default: the file's name.
-        words: One text for each output, such as the words of a vocabulary, written as the array ``PREFIX_words``.
+        prefix: Prefix of all names in the file; default: the file's name.
+        words: One string for each output, such as the words of a vocabulary, written as the array ``PREFIX_words``.
         note: Lines to add to the comment at the start.
     """
     if weights not in WEIGHTS:
@@ -73,19 +73,19 @@ def c(
     with torch.no_grad():
         source.add(list(flattened(model)))
     if words is not None and len(words) != source.size:
-        raise ValueError(f"c: words should have one text for each of {source.size} outputs, got {len(words)}")
+        raise ValueError(f"c: words should have one string for each of {source.size} outputs, got {len(words)}")
     path.write_text(source.text(path.name, prefix, words, note), encoding="utf-8")
 
 
 def check_prefix(prefix: str) -> str:
-    """The prefix, or an error if no name in C can begin with it."""
+    """Return the prefix; raise if no C identifier can begin with it."""
     if not re.fullmatch(r"[A-Za-z_]\w*", prefix, re.ASCII):
-        raise ValueError(f"c: prefix should be letters, digits and underscores, as in a name of C, got {prefix!r}")
+        raise ValueError(f"c: prefix should be a C identifier of letters, digits and underscores, got {prefix!r}")
     return prefix
 
 
 def flattened(model: nn.Module | Sequence[nn.Module]) -> Iterator[nn.Module]:
-    """The modules that data goes through, in order."""
+    """The modules in the order in which they are applied, without those that do nothing."""
     if isinstance(model, nn.Module) and not isinstance(model, nn.Sequential | nn.ModuleList):
         if not isinstance(model, SKIPPED):
             yield model
@@ -96,7 +96,7 @@ def flattened(model: nn.Module | Sequence[nn.Module]) -> Iterator[nn.Module]:
 
 @dataclass
 class Source:
-    """The file, collected module by module; in names, ``@`` stands for the prefix."""
+    """The C file, built module by module; in names, ``@`` stands for the prefix."""
 
     constants: Constants
     modules: list[nn.Module] = field(default_factory=list)
@@ -104,10 +104,10 @@ class Source:
     layers: list[str] = field(default_factory=list)  # functions
     body: list[str] = field(default_factory=list)  # of step
     input_size: int = 0  # features, or words of an embedding
-    size: int = 0  # features that the last module gives
+    size: int = 0  # features of the last module's output
     state_size: int = 0
     step_buffers: int = 0  # floats
-    layer_buffers: int = 0  # floats, of the layer that has most
+    layer_buffers: int = 0  # floats, of the layer with the most
 
     def add(self, modules: list[nn.Module]) -> None:
         """Write all modules, from ``x`` to ``y``."""
@@ -141,12 +141,12 @@ class Source:
             self.body.append(copied("y", at, self.size))
 
     def check_size(self, module: nn.Module, expected: int) -> None:
-        """Raise unless a module takes what comes; the first one says what the model takes."""
+        """Raise if a module does not fit its input; the first module sets the model's input size."""
         if not self.input_size:
             self.input_size = self.size = expected
         if self.size != expected:
             raise ValueError(
-                f"c: {type(module).__name__} takes {expected} features, but the part before it gives {self.size}"
+                f"c: {type(module).__name__} takes {expected} features, but the module before it returns {self.size}"
             )
 
     def declare(self, name: str, size: int) -> None:
@@ -156,7 +156,7 @@ class Source:
             self.step_buffers += size
 
     def embedding(self, module: nn.Embedding) -> str:
-        """Look up the word x; returns where its features are."""
+        """Look up the word x; return the name of its features."""
         self.input_size, self.size = module.weight.shape
         table = self.constants.matrix("embedding", module.weight)
         if not self.constants.int8:
@@ -167,7 +167,7 @@ class Source:
         return "word"
 
     def recurrent(self, layer: Layer, x: str) -> str:
-        """Write the function of a layer and call it; returns where its output is."""
+        """Write the function of a layer and call it; return the name of its output."""
         index = len(self.layers)
         name = f"{layer.cell}{index}"
         step = step_of(self.constants, name, layer)
@@ -222,7 +222,7 @@ class Source:
         return Template(named(FILE)).substitute({name: named(text) for name, text in code.items()}, **numbers, **prose)
 
     def shared(self) -> list[str]:
-        """The functions that layers, step and each other call."""
+        """The shared functions that layers, step and other shared functions call."""
         variant = "_int8" if self.constants.int8 else ""
         known = {name: FUNCTIONS.get(name + variant, text) for name, text in FUNCTIONS.items() if "_int8" not in name}
         if self.constants.int8:
@@ -237,26 +237,28 @@ class Source:
 
 
 def options(module: nn.Module) -> list[str]:
-    """What an activation takes beside its values."""
+    """The further C arguments of an activation, after its values and their number."""
     if isinstance(module, nn.GELU) and module.approximate != "none":
-        raise ValueError(f"c: GELU with approximate={module.approximate!r} cannot be written as C; 'none' can")
+        raise ValueError(
+            f"c: GELU with approximate={module.approximate!r} cannot be written as C; use approximate='none'"
+        )
     return [number(module.negative_slope)] if isinstance(module, nn.LeakyReLU) else []
 
 
 def cannot_write(module: nn.Module) -> str:
-    """What to do about a module that cannot be written."""
+    """The error message for a module that cannot be written."""
     if isinstance(module, nn.Embedding) or type(module) in ELEMENTWISE:
         where = "at the start" if isinstance(module, nn.Embedding) else "after a layer or Linear"
-        return f"c: {type(module).__name__} can only stand {where}"
+        return f"c: {type(module).__name__} can only be used {where}"
     return (
-        f"c: cannot write {type(module).__name__} as C; give the modules that data goes through at every step, as in "
-        "export.c([model.recurrent, model.output], path). These can be written: deepmemory's layers and cells, "
+        f"c: cannot write {type(module).__name__} as C; pass the modules that are applied at every step, as in "
+        "export.c([model.recurrent, model.output], path). Supported modules: deepmemory's layers and cells, "
         f"Embedding, Linear, {', '.join(kind.__name__ for kind in ELEMENTWISE)}"
     )
 
 
 def word_array(words: Sequence[str]) -> str:
-    """Texts as an array of C; what is not plain ASCII is written as its bytes in UTF-8."""
+    """Strings as a C array; what is not plain ASCII is written as its bytes in UTF-8."""
 
     def escaped(word: str) -> str:
         plain = [chr(b) if 32 <= b < 127 and chr(b) not in '"\\?@' else f"\\{b:03o}" for b in word.encode()]
@@ -266,5 +268,5 @@ def word_array(words: Sequence[str]) -> str:
 
 
 def indented(lines: Sequence[str]) -> str:
-    """The lines of a body."""
+    """Indent the lines of a function body."""
     return "\n".join(f"    {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""The five cells as statements of C: from the input x to the state h, and c where there is one, in place."""
+"""The five cells as C statements: from the input x to the state h, and c of an LSTM, which change in place."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ class Layer(NamedTuple):
     """One layer of a recurrent module."""
 
     definition: Definition
-    weights: Mapping[str, Tensor]  # by their names without the number of the layer
+    weights: Mapping[str, Tensor]  # by name, without the number of the layer
     input_size: int
     hidden_size: int
 
     @property
     def cell(self) -> str:
-        """The cell by its name in lower case."""
+        """The name of the cell in lower case."""
         return self.definition.recurrence(bias=True).cell
 
     @property
     def states(self) -> dict[str, int]:
-        """Features of h, and of c where there is one."""
+        """Number of features of h, and of c if there is one."""
         return dict(zip("hc", self.definition.state_sizes(self.hidden_size), strict=False))
 
 
 def layers_of(module: Recurrent | Cell) -> Iterator[Layer]:
-    """The layers of a recurrent module; raises if it cannot go step by step in C."""
+    """Yield the layers of a recurrent module; raise if it cannot run step by step in C."""
     name = type(module).__name__
     if isinstance(module.definition, GivenTransition):
-        raise ValueError(f"c: {name} has a transition given as a module; a list of widths can be written as C")
+        raise ValueError(
+            f"c: {name} has a transition given as a module, which cannot be written as C; use a list of widths"
+        )
     if isinstance(module, Cell):
         weights = {key: getattr(module, key) for key in module._names}
         yield Layer(module.definition, weights, module.input_size, module.hidden_size)
         return
     if module.bidirectional:
-        raise ValueError(f"c: {name} also reads backwards and cannot go step by step; bidirectional=False can")
+        raise ValueError(f"c: {name} is bidirectional and cannot run step by step; use bidirectional=False")
     for index, width in enumerate(module._widths):
         keys = [key.removesuffix(module._suffix(index, 0)) for key in module._all_weights[index]]
         weights = dict(zip(keys, module._weights(index, 0), strict=True))
@@ -53,7 +55,7 @@ def layers_of(module: Recurrent | Cell) -> Iterator[Layer]:
 
 
 def number(value: float) -> str:
-    """A float32 in C, with as many digits as give the same number back."""
+    """A float32 literal in C, with enough digits to restore the same number."""
     text = f"{value:.9g}"
     return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
 
@@ -67,14 +69,14 @@ class Constants:
     bytes: int = 0
 
     def vector(self, name: str, values: Tensor | None) -> str:
-        """Write floats; returns what names them in a call."""
+        """Write floats; return the argument for them in a call."""
         if values is None:
             return "NULL"
         self._write(name, self._checked(name, values))
         return f"@_{name}"
 
     def matrix(self, name: str, weight: Tensor) -> str:
-        """Write a matrix row by row; returns what names it, and its scales, in a call."""
+        """Write a matrix row by row; return the arguments for it, and its scales, in a call."""
         if not self.int8:
             return self.vector(name, weight)
         whole, scale = round_rows(self._checked(name, weight))
@@ -105,7 +107,7 @@ class Constants:
 
 @dataclass
 class Statements:
-    """The body of a layer's function: its buffers and what it does."""
+    """The body of a layer's function: its buffers and statements."""
 
     constants: Constants
     name: str  # of the function
@@ -114,7 +116,7 @@ class Statements:
     lines: list[str] = field(default_factory=list)
 
     def bias(self, name: str) -> str:
-        """A bias of the layer, or what stands for none."""
+        """A bias of the layer, or NULL if there is none."""
         return self.constants.vector(f"{self.name}_{name}", self.layer.weights.get(name))
 
     def joint_bias(self) -> str:
@@ -143,7 +145,7 @@ def copied(to: str, source: str, size: int) -> str:
 
 
 def dmu(body: Statements) -> None:
-    """The transition goes from buffer to buffer, then the memory is updated."""
+    """The transition, from one buffer to the other and back, then the memory update."""
     definition, d = body.layer.definition, body.layer.hidden_size
     assert isinstance(definition, DeepMemory)
     widths = [*definition.hidden_widths(d), 2 * d]
@@ -186,7 +188,7 @@ def rnn(body: Statements) -> None:
 
 
 def gru(body: Statements) -> None:
-    """The step of a GRU. Input and state stay apart: the reset gate is on the state's side of the candidate."""
+    """The step of a GRU. Input and state have separate buffers, because the reset gate applies to the state's part."""
     d = body.layer.hidden_size
     body.buffers = {"a": 3 * d, "b": 3 * d}
     body.linear("a", body.bias("bias_ih"), "weight_ih", "x")
@@ -195,7 +197,7 @@ def gru(body: Statements) -> None:
 
 
 def lstm(body: Statements) -> None:
-    """Four gates; h is projected where there is a weight for it."""
+    """Four gates; h is projected if there is a weight for it."""
     d = body.layer.hidden_size
     body.buffers = {"a": 4 * d}
     body.linear("a", body.joint_bias(), "weight_ih", "x")
@@ -212,7 +214,7 @@ CELLS: dict[str, Callable[[Statements], None]] = {"dmu": dmu, "rhn": rhn, "rnn":
 
 
 def step_of(constants: Constants, name: str, layer: Layer) -> Statements:
-    """What one layer does at every step."""
+    """The statements of one layer for one step."""
     body = Statements(constants, name, layer)
     CELLS[layer.cell](body)
     return body

@@ -1,8 +1,8 @@
-"""The C that every exported model shares. ``@`` stands for the model's prefix, ``@@`` for the same in capitals."""
+"""The C code that all exported models share. ``@`` stands for the model's prefix, ``@@`` for it in capitals."""
 
 FILE = """\
 /*
- * Written by deepmemory $version. C99, with nothing but the C library: cc -O3 -c $file, and link with -lm.
+ * Written by deepmemory $version. C99 that needs only the C library: cc -O3 -c $file, and link with -lm.
  *
 $parts
  *
@@ -23,7 +23,7 @@ $parts
  * Nothing is allocated and nothing global changes: any number of states can be used side by side, in any thread.
  * $input_rule
  *
- * The file is its own header. Where it is used, write
+ * The file is its own header. To use it from another file, write
  *
  *     #define @@_HEADER
  *     #include "$file"

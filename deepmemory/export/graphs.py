@@ -1,6 +1,6 @@
-"""Models for places without this library: ONNX, ``torch.export`` and AOTInductor, whole or one step at a time.
+"""Export of models to run without this library: ONNX, ``torch.export`` and AOTInductor, for sequences or steps.
 
-Exported, a recurrence on the plain engine is one loop made of torch's own operators, for any length and batch.
+A recurrence on the plain engine is exported as one loop of torch's own operators, for any length and batch size.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from deepmemory.nn.recurrent import Recurrent
 __all__ = ["FORMATS", "Step", "portable", "program", "save"]
 
 FORMATS = {"onnx": ("onnx", "onnxscript"), "pt2": (), "safetensors": ("safetensors",)}  # and the packages they need
-Sizes = Mapping[str, Any]  # {"x": {0: "batch"}}; where an input is a tuple, a tuple of these
+Sizes = Mapping[str, Any]  # {"x": {0: "batch"}}; for an input that is a tuple, a tuple of these
 
 
 @contextmanager
 def portable(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation, without gradients, each recurrent layer on the plain engine; afterwards as it was.
+    """Put the model into evaluation mode, without gradients and on the plain engine; restore it afterwards.
 
-    What is exported inside needs no ``deepmemory`` where it runs. Exported without this, a layer is an operator of
-    the engine that would run it: faster in Python, and only where this library is.
+    A model that is exported inside this context runs without ``deepmemory``. Outside of it, a layer is exported as an
+    operator of the engine that would run it, which is faster in Python but needs this library.
     """
     modes = {module: module.training for module in model.modules()}
     engines = {module: module.engine for module in modes if isinstance(module, Recurrent)}
@@ -49,7 +49,7 @@ def portable(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def program(model: nn.Module, inputs: Mapping[str, Any], sizes: Sizes | None = None) -> torch.export.ExportedProgram:
-    """``torch.export`` of the model, portable, with some sizes left open.
+    """Export the model with ``torch.export``, for use without this library and with some dynamic sizes.
 
     >>> import torch, deepmemory as dm
     >>> from deepmemory import export
@@ -60,9 +60,9 @@ def program(model: nn.Module, inputs: Mapping[str, Any], sizes: Sizes | None = N
     (torch.Size([30, 7, 5]), torch.Size([1, 7, 5]))
 
     Args:
-        model: Any module; the recurrent layers inside may be of any kind.
-        inputs: Examples of the forward method's arguments, by name, no open size below 2.
-        sizes: For each input, the names of its open dimensions; a name used twice is one size.
+        model: Any module, with any kinds of recurrent layers inside.
+        inputs: Examples of the forward method's arguments, by name. No dynamic size may be below 2 in them.
+        sizes: For each input, the names of its dynamic dimensions. Dimensions with the same name have the same size.
     """
     shapes = open_sizes(inputs, sizes)
     symbols = {name: torch.export.Dim(name, min=1) for name in tree_leaves(shapes) if name is not None}
@@ -74,10 +74,12 @@ def program(model: nn.Module, inputs: Mapping[str, Any], sizes: Sizes | None = N
 
 
 def open_sizes(inputs: Mapping[str, Any], sizes: Sizes | None) -> dict[str, Any]:
-    """What ``torch.export`` calls dynamic shapes: an entry for every input, in their order."""
+    """The dynamic shapes for ``torch.export``: one entry for every input, in their order."""
     unknown = set(sizes or {}) - set(inputs)
     if unknown:
-        raise ValueError(f"sizes are given for {', '.join(sorted(unknown))}, which is no input; {list(inputs)} are")
+        raise ValueError(
+            f"sizes are given for {', '.join(sorted(unknown))}, which is not among the inputs {list(inputs)}"
+        )
     fixed = {name: tree_map(lambda _: None, given) for name, given in inputs.items()}
     return fixed | dict(sizes or {})
 
@@ -97,13 +99,13 @@ def save(
     Args:
         model: Any module.
         inputs: As for :func:`program`.
-        path: Where to write.
-        format: One of the three.
+        path: File to write.
+        format: ``"onnx"``, ``"pt2"`` or ``"safetensors"``.
         sizes: As for :func:`program`.
-        outputs: Names of what comes out, for ONNX.
-        metadata: Texts that travel inside the file, by name: ONNX Runtime returns them as
+        outputs: Names of the outputs, for ONNX.
+        metadata: Strings to store in the file, by name. ONNX Runtime returns them as
             ``session.get_modelmeta().custom_metadata_map``, a pt2 file holds them as JSON in the extra file
-            ``metadata.json``, safetensors as its own metadata.
+            ``metadata.json``, and a safetensors file as its own metadata.
     """
     if format not in FORMATS:
         raise ValueError(f"unknown format {format!r}; choose from {', '.join(FORMATS)}")
@@ -122,7 +124,7 @@ def save(
     else:
         exported = program(model, inputs, sizes)
         with torch.no_grad(), warnings.catch_warnings():  # else every loop's backward pass is traced, and thrown away
-            warnings.filterwarnings("ignore", ".*The axis name")  # that a size stands in several inputs
+            warnings.filterwarnings("ignore", ".*The axis name")  # about a size that several inputs share
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch's own
             names = open_sizes(inputs, sizes)
             translated = torch.onnx.export(
@@ -134,7 +136,7 @@ def save(
 
 
 class Step(nn.Module):
-    """One time step of a recurrent layer or cell with its state in and out, to be exported for streams.
+    """One time step of a recurrent layer or cell, with its state as input and output, for streaming.
 
     >>> import torch, deepmemory as dm
     >>> from deepmemory import export
@@ -145,7 +147,7 @@ class Step(nn.Module):
     (torch.Size([1, 5]), [(2, 1, 5), (2, 1, 5)])
 
     Args:
-        layer: Any of this library's layers with one direction, or one of its cells.
+        layer: Any unidirectional layer of this library, or one of its cells.
     """
 
     def __init__(self, layer: nn.Module) -> None:
@@ -153,13 +155,15 @@ class Step(nn.Module):
         if not isinstance(layer, Recurrent | Cell):
             raise TypeError(f"Step: expected one of deepmemory's layers or cells, got {type(layer).__name__}")
         if isinstance(layer, Recurrent) and layer.bidirectional:
-            raise ValueError("Step: a layer that also reads backwards cannot go step by step; bidirectional=False can")
+            raise ValueError("Step: a bidirectional layer cannot run step by step; use bidirectional=False")
         if isinstance(layer, Recurrent) and layer._ragged:
-            raise ValueError("Step: layers of different widths have states of different sizes; stack single layers")
+            raise ValueError(
+                "Step: layers of different widths have states of different sizes; use single layers with one Step each"
+            )
         self.layer = layer
 
     def initial_state(self, batch: int = 1) -> tuple[Tensor, ...]:
-        """Zeros for every tensor of the state."""
+        """The state that a sequence starts from: zeros."""
         weight = next(self.layer.parameters())
         if isinstance(self.layer, Cell):
             return (weight.new_zeros(batch, self.layer.hidden_size),)
@@ -168,7 +172,7 @@ class Step(nn.Module):
         return tuple(weight.new_zeros(self.layer.num_layers, batch, size) for size in sizes)
 
     def forward(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """x (B, m) and the state's tensors to the output (B, d) and the state's tensors."""
+        """Run one step: from x (B, m) and the state's tensors to the output (B, d) and the new state's tensors."""
         if isinstance(self.layer, Cell):
             h = self.layer(x, *state)
             return h, (h.clone(),)

@@ -1,4 +1,4 @@
-"""Weights of eight bits: whole numbers from -127 to 127, and one scale for each row of a matrix."""
+"""Eight-bit weights: integers from -127 to 127, and one scale for each row of a matrix."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ MOST = 127
 
 
 def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The whole numbers (rows, columns), int8, and the scales (rows,) that give the weight back.
+    """Return the integers (rows, columns) as int8, and the scales (rows,) that restore the weight.
 
-    The largest entry of a row becomes 127 or -127. No entry moves by more than half a step: 1/254 of the largest.
+    The largest entry of a row becomes 127 or -127. No entry changes by more than half a step: 1/254 of the largest.
     """
     scale = weight.abs().amax(-1) / MOST
     steps = torch.where(scale > 0, scale, 1)[:, None]  # a row of zeros has the scale 0
@@ -22,7 +22,7 @@ def round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def rounded(model: nn.Module) -> nn.Module:
-    """A copy of the model with the weights that :func:`c` writes as int8, to measure what rounding costs.
+    """A copy of the model with the weights that :func:`c` writes as int8, to measure the effect of rounding.
 
     >>> import torch, deepmemory as dm
     >>> from deepmemory import export

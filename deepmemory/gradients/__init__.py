@@ -1,10 +1,10 @@
-"""The paper's gradient condition, and how gradients travel back through time, as numbers.
+"""The paper's gradient condition, and measurements of how gradients flow back through time.
 
 =====================  =====================================================================================
 :func:`condition`      condition (star): eigenvalues of the weights between one state and the next
-:func:`step_jacobian`  dh_t/dh_t-1 of a DMU in its three terms: state kept, gate moved, candidate moved
+:func:`step_jacobian`  dh_t/dh_t-1 of a DMU in three terms: through the kept state, the gate and the candidate
 :func:`flow`           the norm of dL/dh_t at every step of every recurrent layer of a model
-:func:`gates`          what share of its state a DMU keeps at each step
+:func:`gates`          the share of its state that a DMU keeps at each step
 =====================  =====================================================================================
 
 ``docs/gradients.md`` shows how to use them, ``docs/gradients-proof.md`` has the mathematics.

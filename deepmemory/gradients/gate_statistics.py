@@ -1,4 +1,4 @@
-"""What share of its state a DMU keeps at each step."""
+"""The share of its state that a DMU keeps at each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LayerGates(LayerCall):
         return self.keep.nanmean(dtype=torch.float64).item()
 
     def quantiles(self, q: Sequence[float] = (0.05, 0.5, 0.95)) -> Tensor:
-        """Quantiles over steps, sequences and units together, (len(q),)."""
+        """Quantiles (len(q),) over all steps, sequences and units."""
         return quantiles(self.keep.flatten(), q)
 
     def saturated(self, within: float = 0.05) -> tuple[float, float]:
@@ -43,7 +43,7 @@ class LayerGates(LayerCall):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Gates(Parts[LayerGates]):
-    """The gates of all DMU layers of a model; printed, it is a table."""
+    """The gates of all DMU layers of a model; prints as a table."""
 
     def __str__(self) -> str:
         header = [*CALL_COLUMNS, "mean", "5%", "50%", "95%", "keep < 5%", "keep > 95%"]
@@ -64,9 +64,9 @@ def gates(model: nn.Module, inputs: Any, **options: Any) -> Gates:
     >>> overwritten, held = found[0].saturated(within=0.1)
 
     Args:
-        model: Any module with DMU layers inside.
-        inputs: What the model is called with: one argument, or a tuple of them.
-        options: Further arguments of the model, by name.
+        model: A DMU, or any module that contains DMU layers.
+        inputs: Input of the model: one argument, or a tuple of several.
+        options: Keyword arguments of the model.
     """
     check_contains(model, DMU, "gates", "a DMU")
     dmus = {name: module for name, module in model.named_modules() if isinstance(module, DMU)}
@@ -83,10 +83,10 @@ def gates(model: nn.Module, inputs: Any, **options: Any) -> Gates:
 
 
 def keep_shares(dmu: DMU, record: Observed) -> Tensor:
-    """sigmoid(z) of all steps at once, from the states that the layer went through."""
+    """sigmoid(z) of all steps at once, from the recorded states."""
     y, steps = record.y, len(record.y)
     masks = (None if mask is None else mask.to(y.dtype).repeat(steps, 1) for mask in record.sequences[2:])
-    # A transition given as a module may be written for a batch of rows.
+    # A transition given as a module may accept only two-dimensional input.
     transition = transition_of(dmu, record.layer, record.direction, Sequences(None, None, *masks))
     transformed = transition(record.x.to(y.dtype).flatten(0, 1), record.states_before().flatten(0, 1))
     return torch.sigmoid(transformed[..., : y.shape[-1]]).unflatten(0, y.shape[:2])

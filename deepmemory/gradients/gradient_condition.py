@@ -1,4 +1,4 @@
-"""Condition (star) of the paper: eigenvalues of the weights between one state and the next, and a bound that holds."""
+"""Condition (star) of the paper: eigenvalues of the weights between one state and the next, and a guaranteed bound."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepmemory.gradients.summary import DIRECTIONS, Parts, table
 from deepmemory.gradients.transition import dense_layers, for_analysis, places, sizes
 from deepmemory.nn.dmu import DMU, DMUCell
 
-GATE_LIMIT, CANDIDATE_LIMIT = 0.5, 1.0  # of the eigenvalues on the way to z and to the candidate
+GATE_LIMIT, CANDIDATE_LIMIT = 0.5, 1.0  # limits of the eigenvalues towards z and towards the candidate
 RADIUS_TOLERANCE = 1e-5  # relative, of an iterated spectral radius
 MOST_SQUARINGS = 40
 SCALE_ITERATIONS = 30
@@ -26,30 +26,30 @@ SLOPE = {"silu": 1.0998393202, "gelu": (1 + math.erf(1)) / 2 + math.exp(-1) / ma
 class Passage:
     """The matrices from the state to z, or to the candidate, and their product (d, d), without activations.
 
-    Everything is computed when first asked for, in float64, from a copy of the weights.
+    Everything is computed on first access, in float64, from a copy of the weights.
     """
 
-    factors: tuple[Tensor, ...]  # in the order the state meets them
-    limit: float  # that the paper sets for the eigenvalues: 1/2 towards z, 1 towards the candidate
+    factors: tuple[Tensor, ...]  # in the order in which they are applied to the state
+    limit: float  # of the eigenvalues in the paper: 1/2 towards z, 1 towards the candidate
 
     @cached_property
     def matrix(self) -> Tensor:
-        """The product, (d, d): what turns a change of the state into one of z (of the candidate)."""
+        """The product (d, d), which maps a change of the state to a change of z (or of the candidate)."""
         return product(self.factors)
 
     @cached_property
     def eigenvalues(self) -> Tensor:
-        """All d eigenvalues (complex), the largest first; exact up to rounding, O(w^3) for a narrowest width w."""
+        """All d eigenvalues (complex), largest first, exact up to rounding; costs O(w^3) for the narrowest width w."""
         found = torch.linalg.eigvals(self._core)
         zeros = found.new_zeros(self.factors[0].shape[1] - len(found))
         return torch.cat([found[found.abs().argsort(descending=True)], zeros])
 
     @cached_property
     def radius(self) -> float:
-        """The largest modulus of an eigenvalue, iterated: never below the true one, above it by 1e-5 or so.
+        """The spectral radius, found by iteration: never below the true value, and above it by about 1e-5.
 
-        ``|M^p| ** (1 / p)`` bounds the radius from above for every p and falls as p doubles. It takes some
-        twenty products of matrices and needs no gap between eigenvalues.
+        ``|M^p| ** (1 / p)`` bounds the radius from above for every p and decreases as p doubles. This takes about
+        twenty matrix products and needs no gap between eigenvalues.
         """
         log, power, p = 0.0, self._core, 1
         for _ in range(MOST_SQUARINGS):
@@ -72,22 +72,22 @@ class Passage:
 
     @property
     def margin(self) -> float:
-        """How far the radius stays below its limit; negative beyond it."""
+        """How far the radius is below its limit; negative if it is above."""
         return self.limit - self.radius
 
     @property
     def norm_margin(self) -> float:
-        """How far the spectral norm stays below the same limit."""
+        """How far the spectral norm is below the same limit; negative if it is above."""
         return self.limit - self.norm
 
     @property
     def satisfied(self) -> bool:
-        """Whether all eigenvalues stay below the limit in modulus."""
+        """Whether the modulus of all eigenvalues is below the limit."""
         return self.margin > 0
 
     @cached_property
     def _core(self) -> Tensor:
-        """The factors multiplied round from their narrowest place: the same eigenvalues but for zeros."""
+        """The product of the factors, rotated to start at the narrowest width: the same eigenvalues except zeros."""
         widths = [factor.shape[1] for factor in self.factors]
         start = widths.index(min(widths))
         return product(self.factors[start:] + self.factors[:start]) if start else self.matrix
@@ -110,7 +110,7 @@ class LayerCondition:
     direction: int  # 0 forward, 1 backward
     gate: Passage  # from the state to z
     candidate: Passage  # from the state to the candidate
-    slope: float = field(repr=False)  # the largest of the hidden activation
+    slope: float = field(repr=False)  # largest slope of the hidden activation
 
     @property
     def satisfied(self) -> bool:
@@ -119,9 +119,9 @@ class LayerCondition:
 
     @property
     def growth(self) -> float:
-        """One step back multiplies ``sum(scale * abs(dL/dh))`` by at most ``max(1, growth)``.
+        """One step back in time multiplies ``sum(scale * abs(dL/dh))`` by at most ``max(1, growth)``.
 
-        The bound holds for every input and every state in [-1, 1]; it comes from absolute values of the weights.
+        The bound holds for every input and every state in [-1, 1]; it is computed from absolute values of weights.
         """
         return self._bound[0]
 
@@ -132,7 +132,7 @@ class LayerCondition:
 
     @property
     def never_grows(self) -> bool:
-        """Whether ``sum(scale * abs(dL/dh))`` provably never grows on its way back, whatever the input."""
+        """Whether ``sum(scale * abs(dL/dh))`` provably never grows on its way back in time, for any input."""
         return self.growth <= 1
 
     @cached_property
@@ -170,23 +170,23 @@ class LayerCondition:
 
 
 def row_growth(gate: Tensor, candidate: Tensor) -> Tensor:
-    """The most that ``(1 + u) * gate + (1 - u ** 2) * candidate`` can be for u in [0, 1]; u is abs(tanh)."""
+    """The maximum of ``(1 + u) * gate + (1 - u ** 2) * candidate`` over u in [0, 1]; u stands for abs(tanh)."""
     inner = candidate + gate + gate**2 / (4 * candidate)
     return torch.where(gate < 2 * candidate, inner, 2 * gate)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Condition(Parts[LayerCondition]):
-    """Condition (star) for every layer and direction of a DMU; printed, it is a table."""
+    """Condition (star) for every layer and direction of a DMU; prints as a table."""
 
     @property
     def satisfied(self) -> bool:
-        """The paper's condition holds in every layer and direction."""
+        """Whether the paper's condition holds in every layer and direction."""
         return all(layer.satisfied for layer in self)
 
     @property
     def never_grows(self) -> bool:
-        """In every layer and direction the gradient provably never grows from step to step."""
+        """Whether the gradient provably never grows from step to step, in every layer and direction."""
         return all(layer.never_grows for layer in self)
 
     def __str__(self) -> str:
@@ -202,12 +202,12 @@ class Condition(Parts[LayerCondition]):
 
 
 def condition(dmu: DMU | DMUCell) -> Condition:
-    """Condition (star) of the paper, for every layer and direction.
+    """Check condition (star) of the paper for every layer and direction.
 
-    The state meets the recurrent part of the first weight matrix, then the hidden layers, then the rows of
-    the last one that give z or the candidate. (star) asks that the eigenvalues of the two products stay below
-    1/2 and 1. It looks at the linear parts alone and is neither necessary nor sufficient for a gradient that
-    does not grow; :attr:`LayerCondition.growth` is a bound that holds.
+    The state is multiplied by the recurrent part of the first weight matrix, then by the matrices of the hidden
+    layers, then by the rows of the last matrix that give z or the candidate. (star) requires the eigenvalues of the
+    two products to be below 1/2 and 1. It considers the linear parts only and is neither necessary nor sufficient for
+    a gradient that does not grow; :attr:`LayerCondition.growth` is a guaranteed bound.
 
     >>> import torch, deepmemory as dm
     >>> dmu = dm.DMU(3, 2, transition=[])
@@ -226,7 +226,7 @@ def condition(dmu: DMU | DMUCell) -> Condition:
     bound for every input: 0.72 per step, never grows
 
     Args:
-        dmu: A layer or a cell with a dense transition. One given as a module has no such matrices.
+        dmu: A layer or a cell with a dense transition. A transition given as a module has no such matrices.
     """
     if not isinstance(dmu, DMU | DMUCell):
         raise TypeError(f"condition: expected a DMU or a DMUCell, got {type(dmu).__name__}")

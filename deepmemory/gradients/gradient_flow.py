@@ -1,4 +1,4 @@
-"""The gradient of a loss by every state of every recurrent layer of a model."""
+"""The gradient of a loss with respect to every state of every recurrent layer of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StateFlow(LayerCall):
     norms: Tensor  # (T, B), float64 on the CPU; NaN where a sequence has ended
 
     def quantiles(self, q: Sequence[float] = (0.05, 0.5, 0.95)) -> Tensor:
-        """Quantiles over the batch, (len(q), T), NaN at times that no sequence reaches."""
+        """Quantiles (len(q), T) over the batch; NaN at steps that no sequence reaches."""
         return quantiles(self.norms, q)
 
     @property
@@ -38,15 +38,17 @@ class StateFlow(LayerCall):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Flow(Parts[StateFlow]):
-    """The gradients of one loss by the states of all recurrent layers of a model; printed, it is a table."""
+    """The gradients of a loss with respect to the states of all recurrent layers; prints as a table."""
 
     loss: float
 
     def pick(self, **fields: Any) -> StateFlow:
-        """The one part with these values, as in ``pick(layer=1, state="c")``."""
+        """Return the only part with these values, as in ``pick(layer=1, state="c")``."""
         found = [part for part in self if all(getattr(part, key) == value for key, value in fields.items())]
         if len(found) != 1:
-            raise LookupError(f"{len(found)} of {len(self)} parts have {fields}; there are {list(self)}")
+            raise LookupError(
+                f"{len(found)} of {len(self)} parts have {fields}, expected one; the parts are {list(self)}"
+            )
         return found[0]
 
     def __str__(self) -> str:
@@ -62,9 +64,9 @@ class Flow(Parts[StateFlow]):
 def flow(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], **options: Any) -> Flow:
     """The norm of dL/dh_t at every step, for every recurrent layer, direction and sequence of a model.
 
-    These are total derivatives: by way of later steps, of the layers above and of the output. The layers run one step
-    at a time on their own engines, so the numbers are exact up to rounding; a pass costs what T short calls cost.
-    The model is left as it was, its ``.grad`` included.
+    These are total derivatives: they include the paths through later steps, the layers above and the output. The
+    layers run one step at a time on their own engines, so the numbers are exact up to rounding, and a pass costs as
+    much as T calls with one step each. The model and its ``.grad`` are not changed.
 
     >>> import torch, deepmemory as dm
     >>> rnn = dm.DMU(3, 8, num_layers=2)
@@ -73,12 +75,12 @@ def flow(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], **options
     (torch.Size([20, 4]), torch.Size([2, 20]))
 
     Args:
-        model: Any module with DMU, RHN, RNN, GRU or LSTM layers of this package inside.
-        inputs: What the model is called with: one argument, or a tuple of them.
-        loss: From what the model returns to a scalar.
-        options: Further arguments of the model, by name.
+        model: A DMU, RHN, RNN, GRU or LSTM of this package, or any module that contains such layers.
+        inputs: Input of the model: one argument, or a tuple of several.
+        loss: Function from the output of the model to a scalar.
+        options: Keyword arguments of the model.
 
-    An LSTM has two states, h and c. They count as the next step receives them: dL/dc_t leaves out the path from
+    An LSTM has two states, h and c. They are taken as the next step receives them: dL/dc_t leaves out the path from
     c_t through h_t of the same step, which is part of dL/dh_t.
     """
     check_contains(model, Recurrent, "flow", "a recurrent layer of deepmemory")
@@ -86,10 +88,13 @@ def flow(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], **options
         value = loss(call(model, inputs, options))
     if not isinstance(value, Tensor) or value.numel() != 1:
         given = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(f"flow: loss should give a scalar tensor, got {given}")
+        raise ValueError(f"flow: loss should return a scalar tensor, got {given}")
     states = [state for record in observed for step in record.steps for state in step]
     if not states or not value.requires_grad:
-        raise ValueError("flow: the loss does not depend on any recurrent layer by way of differentiable operations")
+        raise ValueError(
+            "flow: the loss does not depend on any recurrent layer through differentiable operations; compute it from "
+            "the output of the model, without detach() or no_grad()"
+        )
     grads = iter(torch.autograd.grad(value, states, allow_unused=True))
     parts = []
     for record in observed:
@@ -101,5 +106,5 @@ def flow(model: nn.Module, inputs: Any, loss: Callable[[Any], Tensor], **options
 
 
 def norm(grad: Tensor | None, state: Tensor) -> Tensor:
-    """Per sequence, in float64: squares of a vanishing float32 gradient would be zero."""
+    """The norm for each sequence, in float64: squares of a vanishing gradient would underflow in float32."""
     return torch.linalg.vector_norm(for_analysis(torch.zeros_like(state) if grad is None else grad), dim=-1)

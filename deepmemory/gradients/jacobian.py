@@ -36,10 +36,9 @@ class StepJacobian:
 
 @torch.no_grad()
 def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, direction: int = 0) -> StepJacobian:
-    """The exact Jacobian of one step by the state before it, split as in the paper.
+    """The exact Jacobian of one step with respect to the state before it, split as in the paper.
 
-    Row i, column j holds dh_t[i] / dh_t-1[j]; gradients travel back as ``dL/dh_t @ J``. The paper writes the
-    transpose.
+    Row i, column j holds dh_t[i] / dh_t-1[j]; gradients flow back as ``dL/dh_t @ J``. The paper writes the transpose.
 
     >>> import torch, deepmemory as dm
     >>> dmu = dm.DMU(3, 4, memory_bias=3.0)
@@ -51,9 +50,10 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
 
     Args:
         dmu: A layer or a cell, with any transition.
-        x: The layer's input at this step: (m,) or (B, m). Above the first layer that is the output of the layer below.
+        x: The layer's input at this step: (m,) or (B, m). For other layers than the first, this is
+            the output of the layer below.
         h: The state before the step: (d,) or (B, d).
-        layer: Which layer.
+        layer: Index of the layer.
         direction: 0 forward, 1 backward.
     """
     check_place(dmu, layer, direction)
@@ -61,7 +61,7 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
     inputs, d = sizes(dmu, layer)
     if x.dim() not in (1, 2) or x.shape[:-1] != h.shape[:-1] or (x.shape[-1], h.shape[-1]) != (inputs, d):
         raise ValueError(
-            f"step_jacobian: expected x ({inputs},) and h ({d},), or both with a batch in front, "
+            f"step_jacobian: expected x ({inputs},) and h ({d},), or both with a leading batch dimension, "
             f"got {tuple(x.shape)} and {tuple(h.shape)}"
         )
     batched = x.dim() == 2
@@ -85,7 +85,7 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
 def dense_derivative(
     dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int, direction: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """z, candidate and the derivative (B, 2d, d) of both by the state."""
+    """z, the candidate and the derivative (B, 2d, d) of both with respect to the state."""
     (weight, bias), *deeper = dense_layers(dmu, layer, direction)
     a = F.linear(torch.cat([x, h], -1), weight, bias)
     by_state = weight[:, -h.shape[-1] :].expand(len(x), -1, -1)

@@ -1,4 +1,4 @@
-"""What the recurrent layers of a model do during a call: inputs, states and outputs of each layer and direction."""
+"""Records the recurrent layers of a model during a call: inputs, states and outputs of each layer and direction."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from deepmemory.ops import Sequences
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Observed(LayerCall):
-    """What one layer in one direction did during one call; time first, batch as the layer has it inside."""
+    """The record of one call of one layer in one direction: time first, the batch in the layer's internal order."""
 
     x: Tensor  # (T, B, m)
     start: State
     sequences: Sequences
     order: Tensor | None  # puts a sorted batch back into the caller's order
     y: Tensor  # (T, B, d)
-    steps: list[State]  # the state after each time step; empty unless asked for
+    steps: list[State]  # the state after each time step; empty unless recorded stepwise
 
     def in_order(self, values: Tensor) -> Tensor:
         """Values (T, B, ...) in the caller's order, NaN at padding."""
@@ -54,11 +54,11 @@ def observe(model: nn.Module, kind: type[Recurrent], stepwise: bool) -> Iterator
     """Record every call of the layers of this kind inside the model.
 
     With ``stepwise`` the layers run one step at a time, so that every state is recorded; their weights then get no
-    gradients, which would be taken at every step.
+    gradients, which would have to be computed at every step.
     """
     observed: list[Observed] = []
     with ExitStack() as contexts:
-        if "torch._dynamo" in sys.modules:  # code that was compiled without an observer has none
+        if "torch._dynamo" in sys.modules:  # code that was compiled without an observer would not call it
             contexts.enter_context(torch.compiler.set_stance("force_eager"))
         for name, module in model.named_modules():
             if isinstance(module, kind):
@@ -91,10 +91,10 @@ class Recorder:
     stepwise: bool
     observed: list[Observed]
     calls: int = -1
-    order: Tensor | None = None  # of the call's sequences, where they come packed
+    order: Tensor | None = None  # of the call's sequences if they are packed
 
     def begin(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        """Note that a call of the module begins."""
+        """Count a new call of the module and note the order of its sequences."""
         self.calls += 1
         given = args[0] if args else kwargs.get("input")
         self.order = given.unsorted_indices if isinstance(given, PackedSequence) else None
@@ -115,14 +115,14 @@ class Recorder:
 def step_by_step(
     run: Run, x: Tensor, state: State, sequences: Sequences, reverse: bool
 ) -> tuple[Tensor, State, list[State]]:
-    """What ``run`` does in one go, as one call per time step; returns the states in between as well.
+    """Call ``run`` once per time step instead of once; also return the states in between.
 
-    Each state is a tensor of its own on which everything later depends, the output included, so that the gradient
-    by it is the total derivative.
+    Each state is a separate tensor, and everything later depends on it, including the output, so that the gradient
+    with respect to it is the total derivative.
     """
     steps: list[State] = [() for _ in range(len(x))]
     outputs: list[Tensor] = [x for _ in range(len(x))]
-    inputs = x.unbind(0)  # slices would each pass back a gradient of the length of x
+    inputs = x.unbind(0)  # the gradient of each slice would be as long as x
     for t in reversed(range(len(x))) if reverse else range(len(x)):
         real = None if sequences.lengths is None else sequences.lengths > t
         _, state = run(inputs[t][None], state, sequences.piece(t, t + 1))
@@ -139,6 +139,6 @@ def call(model: nn.Module, inputs: Any, options: dict[str, Any]) -> Any:
 
 
 def check_contains(model: nn.Module, kind: type[Recurrent], function: str, what: str) -> None:
-    """Raise where the model has no layer of this kind."""
+    """Raise if the model has no layer of this kind."""
     if not any(isinstance(module, kind) for module in model.modules()):
-        raise ValueError(f"{function}: {type(model).__name__} is not and does not contain {what}")
+        raise ValueError(f"{function}: model should be or contain {what}, got {type(model).__name__}")

@@ -16,7 +16,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Parts(Generic[Part]):
-    """One result for each layer and direction; printed, they are a table."""
+    """One result for each layer and direction; prints as a table."""
 
     parts: tuple[Part, ...]  # in the order in which the model runs them
 
@@ -37,10 +37,10 @@ class Parts(Generic[Part]):
 class LayerCall:
     """One call of one layer in one direction."""
 
-    name: str  # of the module inside the model; empty where the model is the layer
+    name: str  # of the module inside the model; empty if the model is the layer
     call: int  # counts the calls of one module during one pass of the model
     layer: int
-    direction: int  # 0 forward, 1 backward: there gradients travel towards later times
+    direction: int  # 0 forward, 1 backward, where gradients flow towards later steps
 
     @property
     def cells(self) -> list[str]:
@@ -55,7 +55,7 @@ CALL_COLUMNS = ["module", "call", "layer", "direction"]
 
 
 def quantiles(values: Tensor, q: Sequence[float]) -> Tensor:
-    """Quantiles (len(q), ...) over the last dimension, NaN left out; torch's own stop at 16 million values."""
+    """Quantiles (len(q), ...) over the last dimension, ignoring NaN; torch's own stop at 16 million values."""
     if not all(0 <= share <= 1 for share in q):
         raise ValueError(f"quantiles: expected numbers between 0 and 1, got {list(q)}")
     count = (~values.isnan()).sum(-1, keepdim=True)
@@ -71,7 +71,7 @@ def quantiles(values: Tensor, q: Sequence[float]) -> Tensor:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Columns aligned to the left."""
+    """Format a table with its columns aligned to the left."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
     return "\n".join(line.rstrip() for line in lines)

@@ -1,4 +1,4 @@
-"""A DMU's transition as the tools see it: its weights, or the function that it is."""
+"""A DMU's transition for analysis: as weights or as a function."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def places(dmu: DMU | DMUCell) -> list[tuple[int, int]]:
 
 
 def sizes(dmu: DMU | DMUCell, layer: int) -> tuple[int, int]:
-    """Features of the layer's input, and of its state."""
+    """Number of features of the layer's input and of its state."""
     if isinstance(dmu, DMUCell):
         return dmu.input_size, dmu.hidden_size
     return dmu._layer_input_size(layer), dmu._widths[layer]
@@ -60,18 +60,18 @@ def transition_of(
 
 
 def check_place(dmu: DMU | DMUCell, layer: int, direction: int) -> None:
-    """Raise where there is no such layer or direction."""
+    """Raise if there is no such layer or direction."""
     if (layer, direction) not in places(dmu):
         raise IndexError(f"{type(dmu).__name__}: no layer {layer}, direction {direction}")
 
 
 def check_deterministic(dmu: DMU | DMUCell, what: str) -> None:
-    """Raise where steps are random: such a step has no single Jacobian and no single gate."""
+    """Raise if dropout makes the steps random: a random step has no single Jacobian and no single gate."""
     if dmu.training and isinstance(dmu, DMU) and (dmu.recurrent_dropout or dmu.transition_dropout):
         raise ValueError(f"{what}: dropout makes this DMU's steps random; call .eval() first")
 
 
 def for_analysis(tensor: Tensor) -> Tensor:
-    """A copy in float64, on the CPU where the device is Apple's GPU, which has no float64."""
+    """A copy in float64; on the CPU if the tensor is on an Apple GPU, which has no float64."""
     device = "cpu" if tensor.device.type == "mps" else tensor.device
     return tensor.detach().to(device, torch.float64, copy=True)

@@ -1,4 +1,4 @@
-"""Recurrent layers with the contract of ``nn.GRU``."""
+"""Recurrent layers and cells with the interface of ``nn.GRU`` and ``nn.GRUCell``."""
 
 from deepmemory.nn.classic import GRU, LSTM, RNN
 from deepmemory.nn.dmu import DMU, DMUCell

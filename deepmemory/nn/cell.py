@@ -1,4 +1,4 @@
-"""What single-step cells share, with the contract of ``nn.GRUCell``."""
+"""The base class of single-step cells, with the interface of ``nn.GRUCell``."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Cell(Defined):
         yield weights, self.input_size, self.hidden_size
 
     def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
+        """The sizes, then the options that differ from their defaults."""
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias else ", bias=False")
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        """The next state: input (B, m) or (m), state (B, d) or (d)."""
+        """Return the next state (B, d) from an input (B, m) and a state (B, d), all with or without B."""
         name = type(self).__name__
         if input.dim() not in (1, 2):
             raise ValueError(f"{name}: Expected input to be 1D or 2D, got {input.dim()}D instead")
@@ -62,7 +62,9 @@ class Cell(Defined):
             raise RuntimeError(f"{name}: input has {input.shape[-1]} features, expected {self.input_size}")
         weight = next(self.parameters(), input)
         if input.device != weight.device:
-            raise RuntimeError(f"{name}: input is on {input.device} but the weights are on {weight.device}")
+            raise RuntimeError(
+                f"{name}: input is on {input.device} but the weights are on {weight.device}; move one with .to(...)"
+            )
         if input.dtype != weight.dtype and runs_in(input) != runs_in(weight):
             raise RuntimeError(
                 f"{name}: input has dtype {input.dtype} but the weights have {weight.dtype}. "

@@ -1,4 +1,4 @@
-"""RNN, GRU and LSTM with torch's signatures and state_dict keys, on our engines."""
+"""RNN, GRU and LSTM with torch's signatures and state_dict keys, on the engines of this library."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from deepmemory.nn.recurrent import Recurrent
 class RNN(Recurrent):
     r"""Elman network, :math:`h_t = \tanh(W_{ih} x_t + b_{ih} + W_{hh} h_{t-1} + b_{hh})`.
 
-    Takes ``nn.RNN``'s arguments and state_dict, and works where that cannot: under ``torch.vmap`` over
-    weights, with ``lengths=`` and ``resets=``, with layers of different widths.
+    Accepts the arguments and the state_dict of ``nn.RNN``, and works in cases that ``nn.RNN`` does not support: under
+    ``torch.vmap`` over weights, with ``lengths=`` and ``resets=``, and with layers of different widths.
 
     >>> import torch, deepmemory as dm
     >>> theirs, ours = torch.nn.RNN(4, 8), dm.RNN(4, 8)
@@ -27,20 +27,20 @@ class RNN(Recurrent):
     True
 
     Args:
-        input_size: Features of x.
-        hidden_size: Features of the state, or a list with one width per layer.
-        num_layers: Layers stacked on one another.
+        input_size: Number of features of x.
+        hidden_size: Number of features of the state, or a list with one width per layer.
+        num_layers: Number of stacked layers.
         nonlinearity: ``"tanh"`` or ``"relu"``.
         bias: ``False`` leaves out all biases.
-        batch_first: ``True`` takes and gives (batch, time, features).
+        batch_first: ``True`` for input and output of shape (batch, time, features).
         dropout: Probability of dropout on the output of every layer but the last.
-        bidirectional: ``True`` adds a second network that reads backwards.
-        device: Where the weights are made.
-        dtype: Of the weights.
+        bidirectional: ``True`` adds a second direction, which reads the sequence backwards.
+        device: Device of the weights.
+        dtype: Data type of the weights.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
-        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
-            for each sequence, as a mask s: the weights see s * h.
+        recompute: ``True`` recomputes inner activations in the backward pass instead of storing them.
+        recurrent_dropout: Probability of dropping a unit of the state on its way into the recurrent weights. A mask s
+            is drawn once per call for each sequence, and the weights get s * h instead of h.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
@@ -81,12 +81,12 @@ class RNN(Recurrent):
         self.mode = f"RNN_{nonlinearity.upper()}"
 
     def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
+        """The sizes, then the options that differ from their defaults."""
         return super().extra_repr() + ("" if self.nonlinearity == "tanh" else ", nonlinearity='relu'")
 
 
 class GRU(Recurrent):
-    r"""Gated recurrent unit, in torch's form with the reset gate on the state's side of the candidate:
+    r"""Gated recurrent unit in torch's form, with the reset gate applied after the recurrent matrix product:
 
     .. math::
         r_t &= \sigma(W_{ir} x_t + b_{ir} + W_{hr} h_{t-1} + b_{hr}) \\
@@ -94,8 +94,8 @@ class GRU(Recurrent):
         n_t &= \tanh(W_{in} x_t + b_{in} + r_t \circ (W_{hn} h_{t-1} + b_{hn})) \\
         h_t &= (1 - z_t) \circ n_t + z_t \circ h_{t-1}
 
-    Takes ``nn.GRU``'s arguments and state_dict, and works where that cannot: under ``torch.vmap`` over
-    weights, with ``lengths=`` and ``resets=``, with layers of different widths.
+    Accepts the arguments and the state_dict of ``nn.GRU``, and works in cases that ``nn.GRU`` does not support: under
+    ``torch.vmap`` over weights, with ``lengths=`` and ``resets=``, and with layers of different widths.
 
     >>> import torch, deepmemory as dm
     >>> theirs, ours = torch.nn.GRU(4, 8), dm.GRU(4, 8)
@@ -106,21 +106,21 @@ class GRU(Recurrent):
     True
 
     Args:
-        input_size: Features of x.
-        hidden_size: Features of the state, or a list with one width per layer.
-        num_layers: Layers stacked on one another.
+        input_size: Number of features of x.
+        hidden_size: Number of features of the state, or a list with one width per layer.
+        num_layers: Number of stacked layers.
         bias: ``False`` leaves out all biases.
-        batch_first: ``True`` takes and gives (batch, time, features).
+        batch_first: ``True`` for input and output of shape (batch, time, features).
         dropout: Probability of dropout on the output of every layer but the last.
-        bidirectional: ``True`` adds a second network that reads backwards.
-        device: Where the weights are made.
-        dtype: Of the weights.
-        memory_bias: Added to the bias of the update gate at initialisation, as in :class:`deepmemory.DMU`; 3 makes a
-            fresh layer keep its state. A state_dict that is loaded later replaces it.
+        bidirectional: ``True`` adds a second direction, which reads the sequence backwards.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+        memory_bias: Added to the bias of the update gate at initialisation, as in :class:`deepmemory.DMU`; with 3, a
+            new layer keeps most of its state. Loading a state_dict overwrites it.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
-        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
-            for each sequence, as a mask s: the weights see s * h.
+        recompute: ``True`` recomputes inner activations in the backward pass instead of storing them.
+        recurrent_dropout: Probability of dropping a unit of the state on its way into the recurrent weights. A mask s
+            is drawn once per call for each sequence, and the weights get s * h instead of h.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
@@ -162,7 +162,7 @@ class GRU(Recurrent):
         self.memory_bias = float(memory_bias)
 
     def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
+        """The sizes, then the options that differ from their defaults."""
         return super().extra_repr() + (f", memory_bias={self.memory_bias}" if self.memory_bias else "")
 
 
@@ -175,8 +175,9 @@ class LSTM(Recurrent):
         c_t &= f_t \circ c_{t-1} + i_t \circ g_t \\
         h_t &= o_t \circ \tanh(c_t)
 
-    Takes ``nn.LSTM``'s arguments and state_dict, and works where that cannot: under ``torch.vmap`` over
-    weights, with ``lengths=`` and ``resets=``, with layers of different widths. The state is ``(h, c)``.
+    Accepts the arguments and the state_dict of ``nn.LSTM``, and works in cases that ``nn.LSTM`` does not support: under
+    ``torch.vmap`` over weights, with ``lengths=`` and ``resets=``, and with layers of different widths. The state is
+    ``(h, c)``.
 
     >>> import torch, deepmemory as dm
     >>> theirs, ours = torch.nn.LSTM(4, 8), dm.LSTM(4, 8)
@@ -187,25 +188,25 @@ class LSTM(Recurrent):
     True
 
     Args:
-        input_size: Features of x.
-        hidden_size: Features of the state, or a list with one width per layer.
-        num_layers: Layers stacked on one another.
+        input_size: Number of features of x.
+        hidden_size: Number of features of the state, or a list with one width per layer.
+        num_layers: Number of stacked layers.
         bias: ``False`` leaves out all biases.
-        batch_first: ``True`` takes and gives (batch, time, features).
+        batch_first: ``True`` for input and output of shape (batch, time, features).
         dropout: Probability of dropout on the output of every layer but the last.
-        bidirectional: ``True`` adds a second network that reads backwards.
-        proj_size: Features of the output after a projection of h; 0 is none. Runs on the plain engine.
-        device: Where the weights are made.
-        dtype: Of the weights.
-        memory_bias: Added to the bias of the forget gate at initialisation, as in :class:`deepmemory.DMU`; 3 makes a
-            fresh layer keep its state. A state_dict that is loaded later replaces it.
+        bidirectional: ``True`` adds a second direction, which reads the sequence backwards.
+        proj_size: Number of features that h is projected to, on the plain engine; 0 for no projection.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+        memory_bias: Added to the bias of the forget gate at initialisation, as in :class:`deepmemory.DMU`; with 3, a
+            new layer keeps most of its state. Loading a state_dict overwrites it.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
-        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
-            for each sequence, as a mask s: the weights see s * h.
+        recompute: ``True`` recomputes inner activations in the backward pass instead of storing them.
+        recurrent_dropout: Probability of dropping a unit of the state on its way into the recurrent weights. A mask s
+            is drawn once per call for each sequence, and the weights get s * h instead of h.
 
-    Inputs and outputs are those of :class:`deepmemory.DMU`, with a pair ``(h, c)`` in the place of the state; h has
-    proj_size features where there is a projection.
+    Inputs and outputs are those of :class:`deepmemory.DMU`, except that the state is a pair ``(h, c)``. With a
+    projection, h has proj_size features.
     """
 
     mode = "LSTM"
@@ -247,9 +248,9 @@ class LSTM(Recurrent):
         self.proj_size = proj_size
 
     def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
+        """The sizes, then the options that differ from their defaults."""
         return super().extra_repr() + (f", memory_bias={self.memory_bias}" if self.memory_bias else "")
 
     def get_expected_cell_size(self, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
-        """Shape of c for this batch; a tuple of one shape per layer where layers differ in width."""
+        """Shape of c for this batch; a tuple of one shape per layer if layers differ in width."""
         return self._expected_size(1, input, batch_sizes)

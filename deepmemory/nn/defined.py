@@ -1,4 +1,4 @@
-"""What layers and cells share: how their weights start, how they are pickled, what torch's tools make of them."""
+"""What layers and cells share: initialisation of the weights, pickling, and the use with torch's tools."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Defined(nn.Module):
     qconfig = UNQUANTISED
 
     def _weights_by_layer(self) -> Iterator[tuple[dict[str, Tensor], int, int]]:
-        """Weights by name, input size and hidden size of each layer and direction."""
+        """Yield the weights by name, the input size and the hidden size of each layer and direction."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        """Start again from fresh initial weights."""
+        """Reset all weights to new initial values."""
         for weights, input_size, hidden_size in self._weights_by_layer():
             self.definition.reset(weights, input_size, hidden_size)
 
     def apply(self, fn: Callable[[nn.Module], Any]) -> Self:
-        """``nn.Module.apply``; where ``fn`` sets a bias to zero, as many initialisers do, ``memory_bias`` stays."""
+        """Like ``nn.Module.apply``; if ``fn`` sets biases to zero, as many initialisers do, restore ``memory_bias``."""
         entries = list(self._memory_entries())
         before = [part != 0 for part in entries]
         super().apply(fn)
@@ -37,21 +37,21 @@ class Defined(nn.Module):
         return self
 
     def _memory_entries(self) -> Iterator[Tensor]:
-        """The entries of biases that start with ``memory_bias``, of each layer and direction; without it, none."""
+        """Yield the bias entries that start at ``memory_bias``, for each layer and direction; nothing if it is 0."""
         for weights, _, hidden_size in self._weights_by_layer():
             if self.memory_bias:
-                # .data, so that a call of apply between forward and backward is no change that autograd refuses
+                # .data, so that autograd does not refuse a call of apply between forward and backward
                 yield self.definition.memory_entries(weights, hidden_size).data
 
     def __prepare_scriptable__(self) -> nn.Module:
-        """Called by ``torch.jit.script``, which would otherwise end in an error that names no module."""
+        """Called by ``torch.jit.script``, which would otherwise raise an error that does not name the module."""
         raise NotImplementedError(
             f"{type(self).__name__}: torch.jit.script does not work with this module; "
             "use torch.compile, torch.export or torch.jit.trace"
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """The definition as plain values, so that ``torch.load(weights_only=True)`` need trust public classes only."""
+        """Replace the definition by plain values: ``torch.load(weights_only=True)`` then needs only public classes."""
         plain = (type(self.definition).__name__, dict(vars(self.definition)))
         return self.__dict__ | {"definition": plain}
 

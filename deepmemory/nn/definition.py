@@ -1,4 +1,4 @@
-"""What sets the five cells apart: the names and shapes of their weights and how those start."""
+"""How the five cells differ: the names, shapes and initial values of their weights."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ class Definition(Protocol):
     """One kind of cell, for any input and state size."""
 
     def check(self, name: str, widths: list[int]) -> None:
-        """Raise, in the name of the module, if this cell cannot be built with states of these sizes."""
+        """Raise an error that names the module if the cell cannot be built with states of these sizes."""
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
-        """Names and shapes of a layer's weights, in the order that :class:`Recurrence` gives."""
+        """Names and shapes of a layer's weights, in the order listed in :class:`Recurrence`."""
 
     def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
         """Fill a layer's weights with their initial values."""
 
     def memory_entries(self, weights: Mapping[str, Tensor], hidden_size: int) -> Tensor:
-        """The entries of a bias that get a ``memory_bias``: a view of those of the gate that keeps the state."""
+        """A view of the bias entries that ``memory_bias`` is added to: those of the gate that keeps the state."""
 
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
-        """The function the weights go into."""
+        """The recurrence that uses the weights."""
 
     def state_sizes(self, hidden_size: int) -> tuple[int, ...]:
-        """Features of each state tensor; the first one is also the output's."""
+        """Number of features of each state tensor; the output has as many as the first one."""
 
     def mask_sizes(self, hidden_size: int) -> dict[str, int]:
-        """Features of each mask that a sequence may have: of the state, and of hidden layers."""
+        """Number of features of each dropout mask of a sequence: for the state and for the hidden layers."""
 
 
 def layer_names(name: str, layers: int) -> list[str]:
@@ -50,7 +50,7 @@ def layer_names(name: str, layers: int) -> list[str]:
 def transition_shapes(
     widths: list[int], input_size: int, hidden_size: int, inner: list[int], bias: bool
 ) -> dict[str, Shape]:
-    """First linear layer on [x, h], kept in two parts, then one weight and bias for each further layer."""
+    """Shapes of the first linear layer on [x, h], stored in two parts, then of each further weight and bias."""
     first = widths[0]
     shapes: dict[str, Shape] = {"weight_ih": (first, input_size), "weight_hh": (first, hidden_size)}
     if bias:
@@ -67,10 +67,10 @@ def transition_shapes(
 class DeepMemory:
     """The DMU cell with a dense transition."""
 
-    transition: tuple[int, ...] | None  # widths of the hidden layers; None is one as wide as the state
+    transition: tuple[int, ...] | None  # widths of the hidden layers; None for one as wide as the state
     activation: str
     memory_bias: float
-    residual: bool = False  # a hidden layer adds to the one before it
+    residual: bool = False  # hidden layers from the second on have skip connections
 
     def check(self, name: str, widths: list[int]) -> None:
         """See :class:`Definition`."""
@@ -81,7 +81,7 @@ class DeepMemory:
         hidden = self.hidden_widths(widths[0])
         if self.residual and len(set(hidden)) > 1:
             raise ValueError(
-                f"{name}: residual=True needs hidden layers of one width, as in transition=[{hidden[0]}] * "
+                f"{name}: residual=True needs hidden layers of equal width, as in transition=[{hidden[0]}] * "
                 f"{len(hidden)}, got the widths {hidden}"
             )
 
@@ -91,12 +91,12 @@ class DeepMemory:
 
     @property
     def depth(self) -> int:
-        """n: the linear layers of the transition."""
+        """The number n of linear layers in the transition."""
         return 2 if self.transition is None else len(self.transition) + 1
 
     @property
     def adds_layers(self) -> bool:
-        """Whether there are hidden layers that add to the one before them."""
+        """Whether any hidden layer has a skip connection."""
         return self.residual and self.depth > 2
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
@@ -106,9 +106,9 @@ class DeepMemory:
 
     @torch.no_grad()
     def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
-        """Xavier uniform with zero biases; the output layer has gain 1 and z gets ``memory_bias``.
+        """Xavier uniform weights and zero biases; the output layer has gain 1, and the bias of z gets ``memory_bias``.
 
-        Of n linear layers, those that add to the one before them start smaller by the root of n.
+        In a residual transition of n linear layers, those with a skip connection start smaller by a factor of sqrt(n).
         """
         hidden_gain = activation_gain(self.activation)
         last = f"_{self.depth}"
@@ -148,19 +148,19 @@ class DeepMemory:
 
 @dataclass(frozen=True)
 class GivenTransition(DeepMemory):
-    """A DMU cell whose weights live in a module of the caller's."""
+    """The DMU cell with a transition given as a module, which holds the weights."""
 
     def shapes(self, input_size: int, hidden_size: int, bias: bool) -> dict[str, Shape]:
-        """No weights: they are in the caller's module."""
+        """No shapes: the weights are in the given module."""
         return {}
 
     def mask_sizes(self, hidden_size: int) -> dict[str, int]:
-        """Masks of the state alone: the hidden layers are the caller's."""
+        """A mask for the state only: the hidden layers belong to the given module."""
         return {"state": hidden_size}
 
 
 def activation_gain(activation: str) -> float:
-    """Xavier's gain after this activation; silu and gelu pass about what relu does."""
+    """The Xavier gain for this activation; silu and gelu use the gain of relu."""
     if activation == "leaky_relu":
         return nn.init.calculate_gain("leaky_relu", LEAKY_SLOPE)
     return nn.init.calculate_gain("tanh" if activation == "tanh" else "relu")
@@ -168,7 +168,7 @@ def activation_gain(activation: str) -> float:
 
 @dataclass(frozen=True)
 class Highway:
-    """The Recurrent Highway Network cell with coupled carry gate."""
+    """The Recurrent Highway Network cell with a coupled carry gate."""
 
     depth: int  # micro-layers per step
 
@@ -184,13 +184,13 @@ class Highway:
 
     @torch.no_grad()
     def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
-        """What ``nn.Linear`` does; the one bias per gate belongs to the recurrent side."""
+        """Initialise as ``nn.Linear`` does; the only bias of each gate counts as a recurrent one."""
         for name, weight in weights.items():
             bound = 1 / math.sqrt(input_size if name == "weight_ih" else hidden_size)
             weight.uniform_(-bound, bound)
 
     def memory_entries(self, weights: Mapping[str, Tensor], hidden_size: int) -> Tensor:
-        """An RHN has no such option."""
+        """Raise: an RHN has no ``memory_bias``."""
         raise NotImplementedError
 
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
@@ -212,7 +212,7 @@ class Classic:
 
     cell: str
     nonlinearity: str = "tanh"
-    proj_size: int = 0  # of the LSTM's output; 0 is none
+    proj_size: int = 0  # of the LSTM's output; 0 for no projection
     memory_bias: float = 0.0  # of a GRU's update gate or an LSTM's forget gate
 
     def check(self, name: str, widths: list[int]) -> None:
@@ -241,7 +241,7 @@ class Classic:
 
     @torch.no_grad()
     def reset(self, weights: Mapping[str, Tensor], input_size: int, hidden_size: int) -> None:
-        """Uniform within one over the root of the state's size, as in ``torch.nn``; then ``memory_bias``."""
+        """Uniform in +-1 / sqrt(hidden_size), as in ``torch.nn``; then ``memory_bias`` is added."""
         bound = 1 / math.sqrt(hidden_size)
         for weight in weights.values():
             weight.uniform_(-bound, bound)
@@ -249,7 +249,7 @@ class Classic:
             self.memory_entries(weights, hidden_size).add_(self.memory_bias)
 
     def memory_entries(self, weights: Mapping[str, Tensor], hidden_size: int) -> Tensor:
-        """The second gate's part of ``bias_ih``: a GRU has reset, update, new, an LSTM input, forget, cell, output."""
+        """The part of ``bias_ih`` for the second gate: update in a GRU, forget in an LSTM."""
         return weights["bias_ih"].view(-1, hidden_size)[1]
 
     def recurrence(self, bias: bool, reverse: bool = False) -> Recurrence:
@@ -268,7 +268,7 @@ class Classic:
 
 
 def check_memory_bias(name: str, memory_bias: float, bias: bool) -> float:
-    """A number; one that keeps the state needs a bias."""
+    """Return ``memory_bias`` as a float; raise if it is not a number, or set for a module without biases."""
     if isinstance(memory_bias, bool) or not isinstance(memory_bias, numbers.Real):
         raise TypeError(f"{name}: memory_bias should be a number, got: {type(memory_bias).__name__}")
     if memory_bias and not bias:

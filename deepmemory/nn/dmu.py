@@ -19,12 +19,12 @@ Transition = Sequence[int] | nn.Module | Sequence[nn.Module] | None
 
 
 def linear_layers(transition: nn.Module) -> int:
-    """n of a transition given as a module: its weight matrices, each counted once."""
+    """The depth n of a transition given as a module: the number of its weight matrices, each counted once."""
     return max(1, sum(parameter.dim() >= 2 for parameter in transition.parameters()))
 
 
 def check_widths(name: str, transition: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Hidden widths as a tuple, or an error that says what a transition can be."""
+    """Return the hidden widths as a tuple; raise if ``transition`` is not valid."""
     if transition is None:
         return None
     if isinstance(transition, str) or not isinstance(transition, Sequence):
@@ -37,7 +37,7 @@ def check_widths(name: str, transition: Sequence[int] | None) -> tuple[int, ...]
 
 
 def check_own_bias(name: str, memory_bias: float) -> None:
-    """The biases of a module given by the caller are not ours to set."""
+    """Raise if ``memory_bias`` is set for a transition given as a module: its biases belong to the caller."""
     if memory_bias:
         raise ValueError(
             f"{name}: memory_bias={memory_bias} cannot be set on a transition given as a module; "
@@ -46,33 +46,35 @@ def check_own_bias(name: str, memory_bias: float) -> None:
 
 
 def check_own_layers(name: str, **options: bool | float) -> None:
-    """What happens between the layers of a module given by the caller is written there."""
+    """Raise if an option for hidden layers is set for a transition given as a module, which defines its own."""
     for option, value in options.items():
         if value:
             raise ValueError(
-                f"{name}: {option}={value} is for a list of widths; a transition given as a module has its own"
+                f"{name}: {option}={value} needs a transition given as a list of widths; "
+                "implement it in the module instead"
             )
 
 
 def check_transformed(name: str, transformed: Tensor, hidden_size: int) -> Tensor:
-    """A transition given as a module must end in z and candidate."""
+    """Return the output of a transition given as a module; raise if its size is not that of [z, candidate]."""
     if transformed.shape[-1] != 2 * hidden_size:
         raise RuntimeError(
-            f"{name}: the transition should give 2 * hidden_size = {2 * hidden_size} features, "
+            f"{name}: the transition should return 2 * hidden_size = {2 * hidden_size} features, "
             f"[z, candidate], got {transformed.shape[-1]}"
         )
     return transformed
 
 
 class DMU(Recurrent):
-    r"""Deep Memory Update: a recurrent layer whose state goes through a feedforward network of any depth.
+    r"""Deep Memory Update: a recurrent layer whose state update is a feedforward network of any depth.
 
     .. math::
         \langle z_t, \hat h_t \rangle &= \mathrm{FNN}([x_t, h_{t-1}]) \\
         h_t &= h_{t-1} \circ \sigma(z_t) + \tanh(\hat h_t) \circ (1 - \sigma(z_t))
 
     A drop-in replacement for ``nn.GRU``. Train it with :func:`deepmemory.parameter_groups`, which sets its learning
-    rate to lr / 2n, where n is the number of linear layers in the network. With activation f that network is
+    rate to lr / 2n, where n is the number of linear layers in the feedforward network. With the activation f, this
+    network is
 
     .. math::
         v_1 &= W_1 [x_t, s \circ h_{t-1}] + b_1 \\
@@ -88,46 +90,48 @@ class DMU(Recurrent):
     (torch.Size([5, 3, 20]), torch.Size([2, 3, 20]))
 
     Args:
-        input_size: Features of x.
-        hidden_size: Features d of the state, or a list with one width per layer.
-        num_layers: Layers stacked on one another.
+        input_size: Number of features of x.
+        hidden_size: Number d of features of the state, or a list with one width per layer.
+        num_layers: Number of stacked layers.
         bias: ``False`` leaves out all biases.
-        batch_first: ``True`` takes and gives (batch, time, features).
+        batch_first: ``True`` for input and output of shape (batch, time, features).
         dropout: Probability of dropout on the output of every layer but the last.
-        bidirectional: ``True`` adds a second network that reads backwards.
-        device: Where the weights are made.
-        dtype: Of the weights.
-        transition: Hidden part of the feedforward network: a list of widths (``[]`` is the basic module,
-            n = 1), ``None`` for one hidden layer as wide as the state (n = 2), or any ``nn.Module`` from
-            ``[x, h]`` to ``[z, candidate]`` (a list of them where there are several layers or directions),
-            which runs on the plain engine.
-        residual: ``True`` adds every hidden layer from the second on to the one before it; hidden layers must have one
-            width.
-        activation: Of the hidden layers: leaky_relu, relu, tanh, silu or gelu.
-        memory_bias: Added to the bias of z at initialisation. With 0 a fresh layer renews half of its state at each
-            step, which suits text and other tasks with a short memory; with 3 it keeps 95 %, for what has to be
-            remembered for a hundred steps or more. ``model.apply`` with an initialiser that sets biases to zero leaves
-            it in place; a loop over ``named_parameters`` does not: call ``reset_parameters`` after it.
-        recurrent_dropout: Probability that the transition does not see a unit of the state. Drawn once per call for
-            each sequence; the memory itself is left alone.
-        transition_dropout: Probability that a unit of a hidden layer is zero. Drawn once per call for each sequence.
+        bidirectional: ``True`` adds a second direction, which reads the sequence backwards.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+        transition: Hidden layers of the feedforward network: a list of widths (``[]`` for none, n = 1), ``None`` for
+            one hidden layer as wide as the state (n = 2), or any ``nn.Module`` from ``[x, h]`` to ``[z, candidate]``,
+            which runs on the plain engine. Several layers or directions need a list of modules, one for each.
+        residual: ``True`` adds a skip connection around every hidden layer from the second on. All hidden layers must
+            have the same width.
+        activation: Activation of the hidden layers: leaky_relu, relu, tanh, silu or gelu.
+        memory_bias: Initial gate bias, added to the bias of z at initialisation. With 0, a new layer replaces about
+            half of its state at every step, which suits text and other tasks with a short memory. With 3, it keeps
+            95 % of its state, which suits tasks with a memory of a hundred steps or more. The layer restores
+            ``memory_bias`` if an initialiser in ``model.apply`` sets biases to zero. A loop over ``named_parameters``
+            overwrites it; call ``reset_parameters`` afterwards.
+        recurrent_dropout: Probability of dropping a unit of the state on its way into the transition. The mask is drawn
+            once per call for each sequence. The state that is carried over to the next step is not masked.
+        transition_dropout: Probability of dropping a unit of a hidden layer. The masks are drawn once per call for each
+            sequence.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
-        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
+        recompute: ``True`` recomputes inner activations in the backward pass instead of storing them.
 
     Shapes, with D = 2 if bidirectional, else 1:
 
     ==========  ===========================================================================
     input       (T, B, input_size), (B, T, input_size) with batch_first, (T, input_size) for
                 one sequence, or a ``PackedSequence``
-    hx          (D * num_layers, B, d), without B for one sequence; zeros if not given. A tuple
-                of one (D, B, d_l) tensor per layer where layers differ in width. A state that
-                autocast left in half precision is widened to the input's
-    lengths     (B,): step t of sequence b is real while ``t < lengths[b]``; past it the state
-                stays as it is and the output is zero
-    resets      (T, B) bool, laid out like the input: where true, a new sequence begins. The state
-                is zero before that step and no gradient passes back over it; read backwards, the
-                cut is at the same place. Packed input takes none
-    masks       dropout masks from :meth:`draw_masks`, for calls that share them; drawn if not given
+    hx          (D * num_layers, B, d), without B for one sequence; zeros by default. If layers
+                differ in width, a tuple of one (D, B, d_l) tensor per layer. A half-precision
+                state, for instance from autocast, is widened to the dtype of the input
+    lengths     (B,): step t of sequence b is padding if ``t >= lengths[b]``. In the padding the
+                state does not change and the output is zero
+    resets      (T, B) bool, laid out like the input: true where a new sequence begins. The state
+                is set to zero before that step, and no gradient flows back across the cut. The
+                backward direction is cut at the same place. Not available for packed input
+    masks       dropout masks from :meth:`draw_masks`, for calls that share them; by default, new
+                masks are drawn
     output      (T, B, D * d), laid out like the input
     h_n         like hx
     ==========  ===========================================================================
@@ -209,7 +213,7 @@ class DMU(Recurrent):
 
     @property
     def depth(self) -> int:
-        """How many linear layers n the transition has, the most where layers differ."""
+        """The number n of linear layers in the transition; the largest n if layers differ."""
         if isinstance(self.transition, nn.ModuleList):
             return max(linear_layers(module) for module in self.transition)
         assert isinstance(self.definition, DeepMemory)
@@ -226,7 +230,7 @@ class DMU(Recurrent):
         return joined_weights(self._weights(layer, direction), self.bias)
 
     def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
+        """The sizes, then the options that differ from their defaults."""
         return super().extra_repr() + own_repr(self)
 
     @property
@@ -241,7 +245,7 @@ class DMU(Recurrent):
         assert not isinstance(state, Zeros)  # see _takes_states
         transition, width = self.transition[layer * self._directions + direction], self._widths[layer]
 
-        exporting = torch.compiler.is_exporting()  # the loop of a graph sees its operands alone
+        exporting = torch.compiler.is_exporting()  # the loop in a graph can only use its operands
         given = {**dict(transition.named_parameters()), **dict(transition.named_buffers())} if exporting else {}
 
         def step(x_t: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
@@ -256,23 +260,27 @@ class DMU(Recurrent):
 
 
 def is_dense(module: DMU | DMUCell) -> bool:
-    """Whether the feedforward network is its linear layers with activations between them, and nothing more."""
+    """Whether the feedforward network consists only of linear layers with activations between them."""
     definition = module.definition
     assert isinstance(definition, DeepMemory)
     return not (isinstance(module.transition, nn.Module) or definition.adds_layers)
 
 
 def check_listed(module: DMU | DMUCell) -> None:
-    """Refuse where a feedforward network is more than its linear layers."""
+    """Raise if the feedforward network is more than a list of linear layers."""
     name = type(module).__name__
     if isinstance(module.transition, nn.Module):
-        raise TypeError(f"{name}: a transition given as a module has no fixed list of weights; see .transition")
+        raise TypeError(
+            f"{name}: a transition given as a module has no fixed list of weights; read them from .transition"
+        )
     if not is_dense(module):
-        raise TypeError(f"{name}: with residual=True the transition is more than a list of weights; see .parameters()")
+        raise TypeError(
+            f"{name}: with residual=True the transition is more than a list of weights; read them from .parameters()"
+        )
 
 
 def own_repr(module: DMU | DMUCell) -> str:
-    """What a DMU adds to the options of other layers, where it differs from the defaults."""
+    """The options that only a DMU has, where they differ from their defaults."""
     own = f", transition={module.transition}" if isinstance(module.transition, list) else ""
     own += f", activation={module.activation!r}" if module.activation != "leaky_relu" else ""
     own += f", memory_bias={module.memory_bias}" if module.memory_bias else ""
@@ -282,13 +290,13 @@ def own_repr(module: DMU | DMUCell) -> str:
 
 
 def joined_weights(weights: list[Tensor], bias: bool) -> list[tuple[Tensor, Tensor | None]]:
-    """Flat weights of a layer as (weight, bias) pairs, the first weight acting on [x, h]."""
+    """The flat weights of a layer as (weight, bias) pairs; the first weight acts on [x, h]."""
     first = (torch.cat(weights[:2], -1), weights[2] if bias else None)
     return [first, *Recurrence("dmu", bias=bias).deeper(weights)]
 
 
 class DMUCell(Cell):
-    r"""One step of :class:`DMU`, with the contract of ``nn.GRUCell``: ``h = cell(x, h)``.
+    r"""One step of :class:`DMU`, with the interface of ``nn.GRUCell``: ``h = cell(x, h)``.
 
     .. math::
         \langle z, \hat h \rangle &= \mathrm{FNN}([x, h]) \\
@@ -300,19 +308,19 @@ class DMUCell(Cell):
     torch.Size([3, 20])
 
     Args:
-        input_size: Features of x.
-        hidden_size: Features of the state.
+        input_size: Number of features of x.
+        hidden_size: Number of features of the state.
         bias: ``False`` leaves out all biases.
-        device: Where the weights are made.
-        dtype: Of the weights.
-        transition: As for :class:`DMU`: widths, ``None`` or one ``nn.Module``.
-        activation: Of the hidden layers.
-        memory_bias: Added to the bias of z at initialisation.
-        residual: ``True`` adds every hidden layer from the second on to the one before it; hidden layers must have one
-            width.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+        transition: As for :class:`DMU`: a list of widths, ``None`` or one ``nn.Module``.
+        activation: Activation of the hidden layers.
+        memory_bias: Initial gate bias, added to the bias of z at initialisation.
+        residual: ``True`` adds a skip connection around every hidden layer from the second on. All hidden layers must
+            have the same width.
 
-    Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h is zeros
-    if not given.
+    Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h defaults
+    to zeros.
     """
 
     def __init__(
@@ -353,14 +361,14 @@ class DMUCell(Cell):
 
     @property
     def depth(self) -> int:
-        """How many linear layers n the transition has."""
+        """The number n of linear layers in the transition."""
         if isinstance(self.transition, nn.Module):
             return linear_layers(self.transition)
         assert isinstance(self.definition, DeepMemory)
         return self.definition.depth
 
     def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
+        """The sizes, then the options that differ from their defaults."""
         return super().extra_repr() + own_repr(self)
 
     def _step(self, x: Tensor, h: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""From a PackedSequence to a padded batch with lengths, and back."""
+"""Conversion of a PackedSequence to a padded batch with lengths, and back."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ class Unpacked(NamedTuple):
 
     x: Tensor
     lengths: Tensor
-    places: Tensor  # where each packed row stands in the padded batch, time and batch flattened
+    places: Tensor  # index of each packed row in the padded batch, with time and batch flattened
     packed: PackedSequence
 
     def pack(self, y: Tensor) -> PackedSequence:
-        """Put (time, batch, features) back into the form the caller came with."""
+        """Pack (time, batch, features) in the same way as the caller's input."""
         data = y.flatten(0, 1).index_select(0, self.places)
         _, batch_sizes, sorted_indices, unsorted_indices = self.packed
         return PackedSequence(data, batch_sizes, sorted_indices, unsorted_indices)
 
 
 def check_packed(name: str, packed: PackedSequence) -> None:
-    """Raise, in the name of the module, if a batch that was packed by hand does not add up."""
+    """Raise an error that names the module if a hand-made PackedSequence is inconsistent."""
     sizes, rows = packed.batch_sizes.tolist(), packed.data.shape[0]
     if not sizes or sizes != sorted(sizes, reverse=True) or sizes[-1] < 0 or sum(sizes) != rows:
         raise RuntimeError(
-            f"{name}: batch_sizes of a PackedSequence should never increase and sum to the {rows} rows of its data, "
-            f"got {sizes}; make one with torch.nn.utils.rnn.pack_padded_sequence"
+            f"{name}: batch_sizes of a PackedSequence should never increase and should sum to the {rows} rows of its "
+            f"data, got {sizes}; create one with torch.nn.utils.rnn.pack_padded_sequence"
         )
     for key in ("sorted_indices", "unsorted_indices"):
         order = getattr(packed, key)
@@ -42,7 +42,7 @@ def check_packed(name: str, packed: PackedSequence) -> None:
 
 
 def unpack(name: str, packed: PackedSequence) -> Unpacked:
-    """Lay a packed batch out with one scatter; everything about its shape is known on the host."""
+    """Pad a packed batch with one scatter; all of its sizes are known on the host."""
     check_packed(name, packed)
     data, batch_sizes = packed.data, packed.batch_sizes
     steps, batch = len(batch_sizes), int(batch_sizes[0])

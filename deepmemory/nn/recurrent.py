@@ -1,4 +1,4 @@
-"""What all recurrent layers share: arguments, layers, directions, packing and state."""
+"""The base class of all recurrent layers: arguments, layers, directions, packing and state."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ Observer = Callable[[int, int, Run, Tensor, State, Sequences], tuple[Tensor, Sta
 
 
 class Recurrent(Defined):
-    """Layers and directions of one kind of cell, with the contract of ``nn.GRU``.
+    """Layers and directions of one kind of cell, with the interface of ``nn.GRU``.
 
-    Programs read more from torch's layers than their documentation lists: ``_flat_weights``, ``_all_weights``, ``mode``
-    and so on. These are here, too. No subclass of ``nn.RNNBase``: that would promise torch's gates in torch's order.
+    Programs also read undocumented attributes of torch's layers: ``_flat_weights``, ``_all_weights``, ``mode`` and so
+    on. This class has them, too. It is not a subclass of ``nn.RNNBase``, because that would promise torch's gates in
+    torch's order.
     """
 
-    mode: str  # the kind of cell, by torch's name where it has one
+    mode: str  # the kind of cell, with torch's name if it has one
     proj_size = 0  # an LSTM may have one
     transition_dropout = 0.0  # a DMU may have it
     memory_bias = 0.0  # a DMU, GRU or LSTM may have one
@@ -91,12 +92,12 @@ class Recurrent(Defined):
 
     @property
     def _ragged(self) -> bool:
-        """Layers of different widths: the state is a tuple with one tensor per layer."""
+        """Whether layers differ in width; the state is then a tuple with one tensor per layer."""
         return len(set(self._widths)) > 1
 
     @property
     def _takes_states(self) -> bool:
-        """Whether anything other than ``ops.scan`` takes states: it has to be given zeros, too."""
+        """Whether anything but ``ops.scan`` reads states; zeros must then be ordinary tensors."""
         return self._observer is not None
 
     def _layer_input_size(self, layer: int) -> int:
@@ -109,7 +110,7 @@ class Recurrent(Defined):
         return f"_l{layer}" + ("_reverse" if direction else "")
 
     def _weights(self, layer: int, direction: int) -> list[Tensor]:
-        own: Mapping[str, Any] = self._parameters  # looked into first: nn.Module.__getattr__ takes longer
+        own: Mapping[str, Any] = self._parameters  # looked up first: nn.Module.__getattr__ is slower
         names = self._all_weights[layer * self._directions + direction]
         return [own[name] if name in own else getattr(self, name) for name in names]
 
@@ -124,7 +125,7 @@ class Recurrent(Defined):
 
     @property
     def _flat_weights(self) -> list[Tensor | None]:
-        """The weights in one list; None for one that is missing. Read anew each time, it is always true."""
+        """All weights in one list, None for a missing one; built on every access, so never out of date."""
         return [getattr(self, name, None) for name in self._flat_weights_names]
 
     @_flat_weights.setter
@@ -134,7 +135,7 @@ class Recurrent(Defined):
                 setattr(self, name, weight)
 
     def flatten_parameters(self) -> None:
-        """Do nothing: no engine needs its weights in one piece. Code written for ``nn.GRU`` may call it."""
+        """Do nothing: no engine needs contiguous weights. This is for code written for ``nn.GRU``."""
 
     def _weights_by_layer(self) -> Iterator[tuple[dict[str, Tensor], int, int]]:
         for index, names in enumerate(self._all_weights):
@@ -182,7 +183,7 @@ class Recurrent(Defined):
             raise ValueError(f"{name}: unknown engine {engine!r}; choose from {', '.join(('auto', *engines.NAMES))}")
 
     def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
+        """The sizes, then the options that differ from their defaults."""
         size = self.hidden_size if isinstance(self.hidden_size, int) else list(self.hidden_size)
         parts = [f"{self.input_size}, {size}"]
         parts += [f"proj_size={self.proj_size}"] if self.proj_size else []
@@ -193,12 +194,12 @@ class Recurrent(Defined):
         return ", ".join(parts)
 
     def draw_masks(self, batch_size: int | None = None) -> dict[str, Tensor]:
-        """Draw the masks of one call, so that several calls can share them.
+        """Draw the dropout masks of one call, so that several calls can share them.
 
-        A sequence that is read in pieces keeps its masks if each call gets the same ones as ``masks=``. There is one
-        for each layer and direction: ``state_l0`` (B, d) is a factor of the state as the weights see it,
-        ``hidden_l0`` (B, sum of widths) of the hidden layers of a DMU's transition. The names end like those of the
-        weights. Where nothing is dropped, as in evaluation, there are none.
+        To read a sequence in pieces with the same masks, pass them to each call as ``masks=``. Each layer and direction
+        has its own: ``state_l0`` (B, d) multiplies the state on its way into the weights, and ``hidden_l0`` (B, sum of
+        widths) multiplies the hidden layers of a DMU's transition. The names have the same endings as those of the
+        weights. Without dropout, as in evaluation mode, there are no masks.
 
         Args:
             batch_size: Number of sequences B; ``None`` for one sequence without a batch dimension.
@@ -215,7 +216,7 @@ class Recurrent(Defined):
         }
 
     def _masked(self) -> Iterator[tuple[str, str, int]]:
-        """Name, kind and features of every mask that a call may have."""
+        """Yield name, kind and number of features of every mask that a call can have."""
         for layer, width in enumerate(self._widths):
             for direction in range(self._directions):
                 for kind, size in self.definition.mask_sizes(width).items():
@@ -239,12 +240,12 @@ class Recurrent(Defined):
         resets: Tensor | None = None,
         masks: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor | PackedSequence, Any]:
-        """Run over a whole sequence; see the class for shapes."""
+        """Run over whole sequences; the shapes are listed in the class docstring."""
         name = type(self).__name__
         if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
             raise RuntimeError(
-                f"{name}: torch.onnx.export(..., dynamo=False) cannot export this layer: it records no loop over time. "
-                "Use deepmemory.export.save(model, inputs, path) or torch.onnx.export(..., dynamo=True)"
+                f"{name}: torch.onnx.export(..., dynamo=False) cannot export this layer: its tracer records no loop "
+                "over time. Use deepmemory.export.save(model, inputs, path) or torch.onnx.export(..., dynamo=True)"
             )
         if isinstance(input, PackedSequence):
             if lengths is not None:
@@ -280,9 +281,9 @@ class Recurrent(Defined):
     def _masks(
         self, masks: Mapping[str, Tensor] | None, x: Tensor, batched: bool, order: Tensor | None = None
     ) -> Mapping[str, Tensor]:
-        """The masks that the caller gave, or new ones, for the sequences of x (T, B, m).
+        """Return the caller's masks, or new ones, for the sequences of x (T, B, m).
 
-        Drawn before anything else, so that a seed gives the same masks whatever the length.
+        They are drawn before anything else, so that a seed gives the same masks for any sequence length.
         """
         if masks is None:
             masks = self._draw_masks((x.shape[1],) if batched else (), x)
@@ -299,7 +300,7 @@ class Recurrent(Defined):
         resets: Tensor | None,
         masks: Mapping[str, Tensor],
     ) -> tuple[Tensor, list[State]]:
-        """All layers and directions over x (T, B, m); ``state`` has one entry for each."""
+        """Run all layers and directions over x (T, B, m); ``state`` has one entry for each of them."""
         final: list[State] = []
         cuts: list[Tensor | None] = [None] * self._directions
         if resets is not None:
@@ -324,7 +325,7 @@ class Recurrent(Defined):
     def _sequences(
         self, layer: int, direction: int, lengths: Tensor | None, cuts: Tensor | None, masks: Mapping[str, Tensor]
     ) -> Sequences:
-        """What sequences have of their own, with the masks of one layer in one direction."""
+        """Lengths, resets and the masks of one layer in one direction."""
         if lengths is None and cuts is None and not masks:
             return FULL_LENGTH
         suffix = self._suffix(layer, direction)
@@ -332,10 +333,10 @@ class Recurrent(Defined):
 
     @contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
-        """Show an observer what goes through every layer and direction, for as long as the context lasts.
+        """Let an observer run every layer and direction while the context lasts.
 
-        ``observer(layer, direction, run, x, state, sequences)`` is called in place of ``run(x, state, sequences)``, and
-        returns the output (T, B, d) and the final state, as ``run`` does. ``run`` works on pieces of x, too.
+        ``observer(layer, direction, run, x, state, sequences)`` is called instead of ``run(x, state, sequences)``. It
+        returns the output (T, B, d) and the final state, as ``run`` does, and may call ``run`` on pieces of x.
         """
         self._observer, before = observer, self._observer
         try:
@@ -346,7 +347,7 @@ class Recurrent(Defined):
     def _run(
         self, layer: int, direction: int, x: Tensor, state: State | Zeros, sequences: Sequences
     ) -> tuple[Tensor, State]:
-        """One layer in one direction."""
+        """Run one layer in one direction."""
         return ops.scan(
             self.definition.recurrence(self.bias, reverse=bool(direction)),
             x,
@@ -358,7 +359,7 @@ class Recurrent(Defined):
         )
 
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
-        """Raise if this batch, packed data where there are ``batch_sizes``, does not fit the weights."""
+        """Raise if this input does not fit the weights; with ``batch_sizes`` it is packed data."""
         name, dims = type(self).__name__, 3 if batch_sizes is None else 2
         if input.dim() != dims:
             raise RuntimeError(f"{name}: input must have {dims} dimensions, got {input.dim()}")
@@ -382,12 +383,12 @@ class Recurrent(Defined):
             )
 
     def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
-        """Raise if this batch, or this state in the batch's order, does not fit the layer."""
+        """Raise if this input, or this state in the order of the batch, does not fit the layer."""
         self.check_input(input, batch_sizes)
         self._initial_state(hidden, input, self._batch(input, batch_sizes), batched=True)
 
     def get_expected_hidden_size(self, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
-        """Shape of h for this batch; a tuple of one shape per layer where layers differ in width."""
+        """Shape of h for this batch; a tuple of one shape per layer if layers differ in width."""
         return self._expected_size(0, input, batch_sizes)
 
     def _expected_size(self, index: int, input: Tensor, batch_sizes: Tensor | None) -> tuple[Any, ...]:
@@ -408,12 +409,12 @@ class Recurrent(Defined):
     def _initial_state(
         self, hx: Any, x: Tensor, batch: int, batched: bool, order: Tensor | None = None
     ) -> Sequence[State | Zeros]:
-        """What the caller gave, as one tuple of (B, d) tensors for each layer and direction.
+        """Return the initial state as one tuple of (B, d) tensors for each layer and direction.
 
-        Where nothing was given, ``ops.scan`` makes zeros; they are made here if anything else takes them.
+        If ``hx`` is None, ``ops.scan`` creates the zeros; they are created here if anything else reads them.
         """
         if hx is None:
-            starts: dict[int, State | Zeros] = {}  # nobody writes to them, so layers of one width share theirs
+            starts: dict[int, State | Zeros] = {}  # never written to, so layers of equal width share them
             for width in set(self._widths):
                 sizes = self.definition.state_sizes(width)
                 made = tuple([x.new_zeros(batch, size) for size in sizes]) if self._takes_states else Zeros(sizes)
@@ -427,7 +428,7 @@ class Recurrent(Defined):
         return list(zip(*rows, strict=True))
 
     def _state_shapes(self, index: int, batch: int) -> list[tuple[int, int, int]]:
-        """The shape of one of the state's tensors; where widths differ, the shapes of its tensors, one per layer."""
+        """The shape of one of the state's tensors, h or c; if widths differ, one shape for each layer."""
         sizes = [self.definition.state_sizes(width)[index] for width in self._widths]
         if self._ragged:
             return [(self._directions, batch, size) for size in sizes]

@@ -1,4 +1,4 @@
-"""Dropout inside the recurrence: what may be asked for, and masks."""
+"""Dropout inside the recurrence: checks of the probabilities, and masks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def check_probability(name: str, option: str, meaning: str, value: Any) -> float:
-    """A number between 0 and 1, or torch's error for dropout."""
+    """Return a number between 0 and 1 as a float; otherwise raise torch's dropout error."""
     if not isinstance(value, numbers.Number) or isinstance(value, bool) or not 0 <= value <= 1:  # type: ignore[operator]
         raise ValueError(
             f"{name}: {option} should be a number in range [0, 1] representing the probability of {meaning}, "
@@ -21,5 +21,5 @@ def check_probability(name: str, option: str, meaning: str, value: Any) -> float
 
 
 def draw_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
-    """Zero with probability p, else 1 / (1 - p); of no run, so that vmap's ``randomness`` decides."""
+    """Zero with probability p, else 1 / (1 - p); drawn from unbatched ones, so that vmap's ``randomness`` applies."""
     return F.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), p)

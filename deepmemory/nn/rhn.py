@@ -12,7 +12,7 @@ from deepmemory.nn.recurrent import Recurrent
 
 
 class RHN(Recurrent):
-    r"""Recurrent Highway Network with coupled carry gate (Zilly et al., 2017).
+    r"""Recurrent Highway Network with a coupled carry gate (Zilly et al., 2017).
 
     Each time step passes the state through ``depth`` micro-layers; only the first one sees x:
 
@@ -28,20 +28,20 @@ class RHN(Recurrent):
     (torch.Size([5, 3, 20]), torch.Size([1, 3, 20]))
 
     Args:
-        input_size: Features of x.
-        hidden_size: Features of the state, or a list with one width per layer.
-        num_layers: Layers stacked on one another.
+        input_size: Number of features of x.
+        hidden_size: Number of features of the state, or a list with one width per layer.
+        num_layers: Number of stacked layers.
         bias: ``False`` leaves out all biases.
-        batch_first: ``True`` takes and gives (batch, time, features).
+        batch_first: ``True`` for input and output of shape (batch, time, features).
         dropout: Probability of dropout on the output of every layer but the last.
-        bidirectional: ``True`` adds a second network that reads backwards.
-        device: Where the weights are made.
-        dtype: Of the weights.
-        depth: Micro-layers per time step.
+        bidirectional: ``True`` adds a second direction, which reads the sequence backwards.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+        depth: Number of micro-layers per time step.
         engine: ``"auto"`` or a name from :func:`deepmemory.engines`.
-        recompute: ``True`` computes inner activations again in the backward pass instead of storing them.
-        recurrent_dropout: Probability that the recurrent weights do not see a unit of the state. Drawn once per call
-            for each sequence, as a mask s: the weights see s * h in every micro-layer.
+        recompute: ``True`` recomputes inner activations in the backward pass instead of storing them.
+        recurrent_dropout: Probability of dropping a unit of the state on its way into the recurrent weights. A mask s
+            is drawn once per call for each sequence, and the weights of every micro-layer get s * h instead of h.
 
     Inputs and outputs are those of :class:`deepmemory.DMU`.
     """
@@ -83,12 +83,12 @@ class RHN(Recurrent):
         self.depth = depth
 
     def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
+        """The sizes, then the options that differ from their defaults."""
         return super().extra_repr() + (f", depth={self.depth}" if self.depth != 1 else "")
 
 
 class RHNCell(Cell):
-    r"""One step of :class:`RHN`, with the contract of ``nn.GRUCell``: ``h = cell(x, h)``.
+    r"""One step of :class:`RHN`, with the interface of ``nn.GRUCell``: ``h = cell(x, h)``.
 
     .. math::
         \hat s &= \tanh(W_h x [l = 1] + R_h^l s^{l-1} + b_h^l) \\
@@ -101,15 +101,15 @@ class RHNCell(Cell):
     torch.Size([3, 20])
 
     Args:
-        input_size: Features of x.
-        hidden_size: Features of the state.
+        input_size: Number of features of x.
+        hidden_size: Number of features of the state.
         bias: ``False`` leaves out all biases.
-        device: Where the weights are made.
-        dtype: Of the weights.
-        depth: Micro-layers per step.
+        device: Device of the weights.
+        dtype: Data type of the weights.
+        depth: Number of micro-layers per step.
 
-    Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h is zeros
-    if not given.
+    Shapes: x (B, input_size), h and the result (B, hidden_size), all without B for one sequence. h defaults
+    to zeros.
     """
 
     def __init__(
@@ -126,5 +126,5 @@ class RHNCell(Cell):
         self.depth = depth
 
     def extra_repr(self) -> str:
-        """Sizes first, then what differs from the defaults."""
+        """The sizes, then the options that differ from their defaults."""
         return super().extra_repr() + (f", depth={self.depth}" if self.depth != 1 else "")

@@ -1,4 +1,4 @@
-"""What a call says of each sequence, lengths, resets and masks: checked, and laid out as the layers run."""
+"""Lengths, resets and masks of a call: checked, and brought into the layout that the layers use."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from deepmemory.ops.fused import in_functorch
 
 
 def check_lengths(name: str, lengths: Tensor | Sequence[int] | int | None, x: Tensor) -> Tensor | None:
-    """Lengths (B,) as int64 beside x (T, B, m), in memory of their own."""
+    """Return a copy of the lengths (B,) as int64 on the device of x (T, B, m)."""
     if lengths is None:
         return None
     steps, batch = x.shape[:2]
-    if not isinstance(lengths, Tensor):  # a tensor would become a constant in torch.jit.trace
+    if not isinstance(lengths, Tensor):  # as_tensor would make a tensor a constant in torch.jit.trace
         lengths = torch.as_tensor(lengths)
     if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype is torch.bool:
         raise TypeError(f"{name}: lengths should be integers, got {lengths.dtype}")
@@ -35,12 +35,12 @@ def check_lengths(name: str, lengths: Tensor | Sequence[int] | int | None, x: Te
                 f"{name}: lengths should lie between 0 and the number of time steps, {steps}; "
                 f"got values from {low} to {high}"
             )
-    wait = x.device.type == "cpu"  # or a copy from a GPU would be read before it is there
-    return lengths.to(x.device, torch.int64, non_blocking=not wait, copy=True)  # what the caller may change later
+    wait = x.device.type == "cpu"  # else a copy from a GPU could be read before it is complete
+    return lengths.to(x.device, torch.int64, non_blocking=not wait, copy=True)  # the caller may change theirs later
 
 
 def check_resets(name: str, resets: Any, x: Tensor, batched: bool, batch_first: bool) -> Tensor | None:
-    """Resets (T, B) for x (T, B, m); they come laid out like the input."""
+    """Return the resets as (T, B) for x (T, B, m); they are given in the layout of the input."""
     if resets is None:
         return None
     if not isinstance(resets, Tensor) or resets.dtype is not torch.bool:
@@ -62,10 +62,10 @@ def check_resets(name: str, resets: Any, x: Tensor, batched: bool, batch_first: 
 def check_masks(
     name: str, masks: Any, widths: Mapping[str, int], x: Tensor, batched: bool, order: Tensor | None
 ) -> dict[str, Tensor]:
-    """Masks (B, width) for x (T, B, m), by their names, in the order of its sequences."""
+    """Return the masks (B, width) by name, in the order of the sequences of x (T, B, m)."""
     if not isinstance(masks, Mapping):
         raise TypeError(
-            f"{name}: masks should be a dict of tensors, as draw_masks gives it, got {type(masks).__name__}"
+            f"{name}: masks should be a dict of tensors, as returned by draw_masks, got {type(masks).__name__}"
         )
     unknown = masks.keys() - widths.keys()
     if unknown:

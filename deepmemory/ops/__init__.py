@@ -1,4 +1,4 @@
-"""The recurrences as functions: one meaning, several engines."""
+"""The recurrences as functions: one definition, several engines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-# Devices that have autocast; asked here, since older torch cannot ask inside a compiled graph.
+# Devices that have autocast; determined here, because older torch cannot do so inside a compiled graph.
 AUTOCAST = tuple(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 
@@ -43,10 +43,10 @@ def scan(
     engine: str = "auto",
     recompute: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Run one layer in one direction over time: x (T, B, m), each state (B, d) to y (T, B, d), final state.
+    """Run one layer in one direction over time: from x (T, B, m) and states (B, d) to y (T, B, d) and final states.
 
     ``weights`` are laid out as :class:`Recurrence` says, and ``sequences`` holds lengths, resets and masks, which are
-    constants: no gradient flows to them. ``recompute`` stores only a few states and computes the rest again in the
+    constants: no gradient flows to them. ``recompute`` stores only a few states and recomputes the rest in the
     backward pass.
     """
     if sequences.hidden_mask is not None:
@@ -77,7 +77,7 @@ def scan(
 
 
 def starting_state(zeros: Zeros, engine: str, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
-    """Zeros as tensors; without memory, so that no kernel fills them, where only an engine that knows such looks."""
+    """Zeros as tensors; zero tensors without memory, which no kernel has to fill, if only an engine reads them."""
     shapes = [(x.shape[-2], width) for width in zeros.widths]
     if engine == "plain" or not engines.FUSED[engine].reads_zeros or fused.is_seen((x, *weights)):
         return tuple([x.new_zeros(shape) for shape in shapes])
@@ -85,7 +85,7 @@ def starting_state(zeros: Zeros, engine: str, x: Tensor, weights: list[Tensor]) 
 
 
 def with_constant_masks(rec: Recurrence, sequences: Sequences) -> Sequences:
-    """The same with masks that are constants of every derivative; raise where somebody asks for theirs."""
+    """Detach the masks, which are constants in every derivative; raise if one requires a gradient."""
     lengths, resets, *masks = sequences
     if any(mask is not None and mask.requires_grad for mask in masks):
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Which engine does a case: the one place that knows them and picks one."""
+"""The engines, and the choice of one for each case."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from deepmemory.ops.recurrence import Recurrence, Sequences
 class FusedEngine(Protocol):
     """What a module under ``deepmemory.ops`` must offer to be an engine.
 
-    Tensors carry a leading dimension of R runs, each with its own weights: x (R, T, B, m), each state
-    (R, B, d), weights (R, ...), and what is in ``sequences``. All come without it where there is one run,
-    x (T, B, m) and so on, and so do the results. ``trace`` is the engine's own record of the forward sweep,
-    of the shape ``trace_shape`` tells; nobody else looks inside.
+    Tensors have a leading dimension of R runs, each with its own weights: x (R, T, B, m), each state
+    (R, B, d), weights (R, ...), and the tensors in ``sequences``. For one run, all inputs and results come
+    without this dimension: x is (T, B, m) and so on. ``trace`` is the engine's own record of the forward
+    sweep. Its shape is what ``trace_shape`` returns; only the engine reads it.
     """
 
-    reads_zeros: bool  # whether states may be torch's zeros without memory
+    reads_zeros: bool  # whether states may be torch's zero tensors without memory
 
     def unavailable(self) -> str | None:
         """Why this engine cannot run on this machine at all, or None."""
 
     def refuses(self, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
-        """Why this engine cannot do this case, or None. Looks at device, dtype and shapes alone;
-        tensors come as the caller has them, without the dimension of runs."""
+        """Why this engine does not support this case, or None. Depends on device, dtype and shapes only;
+        the tensors are the caller's, without the dimension of runs."""
 
     def trace_shape(self, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple[int, ...]:
-        """Shape of the trace for this case, all in ``x``'s dtype."""
+        """Shape of the trace for this case; its dtype is that of ``x``."""
 
     def forward(
         self,
@@ -59,31 +59,31 @@ class FusedEngine(Protocol):
         trace: Tensor,
         needs: list[bool],
     ) -> list[Tensor | None]:
-        """Gradients of x, each state and each weight, None where ``needs`` says nobody asks.
+        """Gradients of x, each state and each weight, None where ``needs`` is false.
 
-        ``grad_y`` and entries of ``grad_final`` are None where no gradient comes in."""
+        ``grad_y`` and entries of ``grad_final`` are None where there is no gradient."""
 
 
-# In order of preference. Each engine refuses what it cannot do, so the order is all the rule there is: where an engine
-# accepts a case, its kernels are faster than those of the ones after it (benchmarks/results, as CUDA graph).
+# In order of preference. Each engine refuses the cases that it does not support, so no other rule is needed: where an
+# engine accepts a case, its kernels are faster than those of the engines after it (benchmarks/results, as CUDA graph).
 FUSED: dict[str, FusedEngine] = {
     "nvrtc": cast(FusedEngine, nvrtc),
     "triton": cast(FusedEngine, triton),
     "cpu": cast(FusedEngine, cpu),
 }
 NAMES = ("plain", *FUSED)
-LONG = 100  # steps from which a Python loop on the CPU is worth a warning where the CPU engine is missing
+LONG = 100  # number of steps from which a missing CPU engine is worth a warning
 
 
 class Availability(NamedTuple):
-    """Whether an engine can run on this machine, and why not."""
+    """Whether an engine can run on this machine, and if not, why."""
 
     available: bool
     reason: str
 
 
 class Listing(dict[str, Availability]):
-    """Engines by name; printed, one line for each."""
+    """Engines by name; prints one line for each."""
 
     def __str__(self) -> str:
         marks = {True: "yes", False: "no "}
@@ -96,16 +96,16 @@ def _ask(name: str) -> str | None:
 
 
 def unavailable(name: str) -> str | None:
-    """Why this engine cannot run on this machine, or None; asked once."""
+    """Why this engine cannot run on this machine, or None; determined once."""
     return _ask(name)
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler together with this package.
+# Like torch.compiler.assume_constant_result, but without importing the compiler together with this package.
 unavailable._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def engines() -> Listing:
-    """Which engines this machine has, and why not the others: a dictionary that prints as a list.
+    """Which engines this machine can use, and why not the others: a dictionary that prints as a list.
 
     >>> import deepmemory as dm
     >>> print(str(dm.engines()).splitlines()[0])
@@ -121,33 +121,33 @@ def engines() -> Listing:
 
 
 def refusal(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str | None:
-    """Why a fused engine cannot do this case on this machine, or None."""
+    """Why a fused engine cannot be used for this case on this machine, or None."""
     if engine not in FUSED:
         return f"the fused engines are {', '.join(FUSED)}"
     if torch.autograd.forward_ad._current_level >= 0:
-        return "only the plain engine has forward-mode derivatives"
+        return "only the plain engine supports forward-mode derivatives"
     return unavailable(engine) or FUSED[engine].refuses(rec, x, weights)
 
 
 def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> None:
-    """Raise if this is no fused engine, or one that cannot do this case."""
+    """Raise if this is not a fused engine, or if it cannot be used for this case."""
     why_not = refusal(engine, rec, x, weights)
     if why_not is not None:
         raise RuntimeError(
-            f"{rec.cell.upper()}: engine={engine!r} cannot do this: {why_not}. "
-            "Use engine='auto' to let the fastest engine that can take it, or engine='plain'."
+            f"{rec.cell.upper()}: engine={engine!r} cannot be used here: {why_not}. "
+            "Use engine='auto' to choose the fastest engine that supports this case, or engine='plain'."
         )
 
 
 def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str:
-    """The engine for this case; an engine asked for by name never gives way in silence."""
-    if engine == "plain" or not x.shape[-2]:  # an empty batch has nothing to be fast about
+    """Choose the engine for this case; an engine requested by name is never replaced silently."""
+    if engine == "plain" or not x.shape[-2]:  # an empty batch needs no fast engine
         return "plain"
     if engine != "auto":
         check(engine, rec, x, weights)
         return engine
     if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
-        return "plain"  # ONNX knows torch's operators alone
+        return "plain"  # ONNX supports only torch's own operators
     for name in FUSED:
         if refusal(name, rec, x, weights) is None:
             return name
@@ -160,17 +160,17 @@ def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> st
 
 @cache
 def _warn_of_the_loop(why_not: str) -> None:
-    """Say once in a process what every long sequence on the CPU waits for."""
+    """Warn once in a process that long sequences on the CPU run without the CPU engine."""
     warnings.warn(
         "deepmemory: long sequences run as a Python loop on the CPU, many times slower than the CPU engine, which is "
-        f"not available: {why_not}. Layers with engine='plain' run that loop without this warning.",
+        f"not available: {why_not}. Use engine='plain' to run the loop without this warning.",
         RuntimeWarning,
         stacklevel=3,
     )
 
 
 def reads_as_they_are(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> bool:
-    """Whether a fused engine reads weights of another precision than x's as they are, and rounds them itself."""
+    """Whether a fused engine reads weights in another precision than that of x, and rounds them itself."""
     if weights[0].dtype is x.dtype:
         return False
     asked = FUSED if engine == "auto" else (engine,)

@@ -1,9 +1,9 @@
 """Fused engines as torch operators: autograd, vmap, fake tensors, recomputation.
 
-There are three ways in, with one meaning. ``deepmemory::scan`` and ``deepmemory::scan_backward`` are what
+There are three entry points, which compute the same. ``deepmemory::scan`` and ``deepmemory::scan_backward`` are what
 ``torch.compile``, ``torch.export`` and every other tracer see. :class:`Scan` works under ``torch.func``.
 :class:`EagerScan` serves ordinary tensors at a fraction of the others' cost per call. Second derivatives are
-taken through the plain engine.
+computed by the plain engine.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from deepmemory.ops.recurrence import FULL_LENGTH, Recurrence, Sequences
 State = tuple[Tensor, ...]
 OF_SEQUENCES = len(Sequences._fields)
 NOT_DIFFERENTIABLE = 3 + OF_SEQUENCES  # first arguments of Scan: rec, engine, recompute, sequences
-ORDINARY = frozenset((Tensor, torch.nn.Parameter))  # types that want to see no operators
+ORDINARY = frozenset((Tensor, torch.nn.Parameter))  # types that do not intercept operators
 
-RECOMPUTED_PIECES = 8  # a sequence is cut into this many pieces whose traces are made again, one at a time
+RECOMPUTED_PIECES = 8  # a sequence is cut into this many pieces, whose traces are recomputed one at a time
 
 
 def scan(
@@ -37,10 +37,10 @@ def scan(
     weights: list[Tensor],
     sequences: Sequences,
 ) -> tuple[Tensor, State]:
-    """Run a layer on a fused engine, by the cheapest way that keeps track of what is being asked."""
+    """Run a layer on a fused engine, through the cheapest entry point that supports this call."""
     tensors: Sequence[Tensor] = (x, *state, *weights)
     transformed = in_functorch()
-    # A tensor under vmap does not tell whether it requires a gradient; a TorchScript graph is for calls of either kind.
+    # A tensor under vmap does not tell whether it requires a gradient; a TorchScript graph serves calls of either kind.
     save = torch.is_grad_enabled() and (transformed or any(t.requires_grad for t in tensors)) and not in_jit_trace()
     out: Sequence[Tensor]
     if transformed and save and not torch.compiler.is_compiling():
@@ -58,7 +58,7 @@ def scan(
 
 
 def _unwrapped(tensors: Sequence[Tensor], sequences: Sequences) -> tuple[list[Tensor], Sequences]:
-    """The same where tensors have left the function of a transform of ``torch.func`` that has ended."""
+    """Unwrap tensors that have escaped from a ``torch.func`` transform that has ended."""
     unwrap = torch._C._functorch.unwrap_if_dead
     if sequences is not FULL_LENGTH:
         sequences = Sequences(*[None if t is None else unwrap(t) for t in sequences])
@@ -66,17 +66,17 @@ def _unwrapped(tensors: Sequence[Tensor], sequences: Sequences) -> tuple[list[Te
 
 
 def _after_sequences(values: Sequence[Any]) -> tuple[Sequences, Sequence[Any]]:
-    """Lengths, resets and masks at the front of a row, and what follows them."""
+    """Split a list of values into the lengths, resets and masks at its front, and what follows them."""
     return Sequences(*values[:OF_SEQUENCES]), values[OF_SEQUENCES:]
 
 
 def seen_by_others(tensors: Sequence[Tensor]) -> bool:
-    """Whether a tensor subclass, a mode or a tracer wants to see operators."""
+    """Whether a tensor subclass, a mode or a tracer has to see operators."""
     return not ORDINARY.issuperset(map(type, tensors)) or torch._C._len_torch_dispatch_stack() > 0 or in_jit_trace()
 
 
 def is_seen(tensors: Sequence[Tensor]) -> bool:
-    """Whether anything but an engine may look at what a call makes of these tensors."""
+    """Whether anything but an engine may read the tensors that a call creates from these."""
     return in_functorch() or torch.compiler.is_compiling() or seen_by_others(tensors)
 
 
@@ -86,14 +86,14 @@ def in_jit_trace() -> bool:
 
 
 def in_functorch() -> bool:
-    """Whether a transform of ``torch.func`` is under way."""
+    """Whether a ``torch.func`` transform is active."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def one_by_one(backward: Callable[..., tuple]) -> Callable[..., tuple]:
-    """A backward pass that takes gradients in batches (``is_grads_batched``, ``vectorize``) as well.
+    """Make a backward pass accept batched gradients (``is_grads_batched``, ``vectorize``), too.
 
-    Such a tensor stands for many in a way that is older than ``torch.func`` and has no rules to add to.
+    Their tensors are batched by a mechanism that is older than ``torch.func`` and to which no rules can be added.
     """
 
     @wraps(backward)
@@ -103,7 +103,7 @@ def one_by_one(backward: Callable[..., tuple]) -> Callable[..., tuple]:
                 break
         else:
             return backward(ctx, *grads)
-        # Of its level torch does not tell; at any other the tensor has no batch and gets the one asked for, of size 0.
+        # torch does not tell the level of the batch. At any other level there is none, and the result has size 0 there.
         sizes = ((level, torch._remove_batch_dim(batch, level, 0, 0).shape[0]) for level in range(1, 64))
         level, count = next(pair for pair in sizes if pair[1])
         unwrapped = [[None] * count if g is None else torch._remove_batch_dim(g, level, count, 0) for g in grads]
@@ -135,7 +135,7 @@ def scan_op(
     recompute: bool,
     save: bool,
 ) -> list[Tensor]:
-    """y, final states, trace."""
+    """Run the forward pass: y, final states, trace."""
     rec = Recurrence(cell, activation, bias, reverse, residual, masked)
     sequences = Sequences(lengths, resets, state_mask, hidden_mask)
     engines.check(engine, rec, x, list(weights))
@@ -194,7 +194,7 @@ def scan_backward_op(
     recompute: bool,
     needs: Sequence[bool],
 ) -> list[Tensor]:
-    """Gradients of x, states and weights; an empty tensor where nobody asks."""
+    """Gradients of x, states and weights; an empty tensor where ``needs`` is false."""
     rec = Recurrence(cell, activation, bias, reverse, residual, masked)
     sequences = Sequences(lengths, resets, state_mask, hidden_mask)
     engines.check(engine, rec, x, list(weights))
@@ -211,7 +211,7 @@ def scan_backward_op(
 
 
 def _on_its_own(t: Tensor) -> Tensor:
-    """An operator's results must not share memory, and the fake rule promises them contiguous."""
+    """Copy a result if necessary: an operator's results must not share memory and are promised to be contiguous."""
     alone = t.is_contiguous() and t.untyped_storage().nbytes() == t.numel() * t.element_size()
     return t if alone else t.clone(memory_format=torch.contiguous_format)
 
@@ -264,7 +264,7 @@ def _op_backward(ctx: Any, grads: list[Tensor]) -> tuple:
     grad_y, *grad_final, _ = grads
     sequences, (y, trace, x, *rest) = _after_sequences(ctx.saved_tensors)
     state, weights = rest[: ctx.states], rest[ctx.states :]
-    if not ctx.saved:  # a graph that was traced where nobody asked for gradients
+    if not ctx.saved:  # the graph was traced without gradients
         *_, trace = scan_op(x, state, weights, *sequences, *ctx.spec, True)
     grad = scan_backward_op(grad_y, grad_final, x, state, weights, *sequences, y, trace, *ctx.spec, ctx.needs)
     of_x, *others = (g if needed else None for g, needed in zip(grad, ctx.needs, strict=True))
@@ -278,9 +278,9 @@ scan_op.register_autograd(_op_backward, setup_context=_op_setup_context)
 
 
 def _runs_first(tensors: Sequence[Tensor | None], dims: Sequence[int | None], runs: int, nested: bool) -> list[Any]:
-    """Put the dimension of runs first everywhere; what all runs share is expanded, not copied.
+    """Move the dimension of runs to the front of all tensors; those that all runs share are expanded, not copied.
 
-    Runs of runs are runs: where tensors have a dimension of runs already, (R2, R1, ...) becomes (R2 * R1, ...).
+    Nested runs are merged: if tensors already have a dimension of runs, (R2, R1, ...) becomes (R2 * R1, ...).
     """
 
     def first(t: Tensor, dim: int | None) -> Tensor:
@@ -291,7 +291,7 @@ def _runs_first(tensors: Sequence[Tensor | None], dims: Sequence[int | None], ru
 
 
 def _split(t: Tensor, runs: int, nested: bool) -> Tensor:
-    """The reverse, for a result."""
+    """The reverse of :func:`_runs_first`, for one result."""
     return t.unflatten(0, (runs, t.shape[0] // runs)) if nested else t
 
 
@@ -313,7 +313,7 @@ def _(
     return [*(_split(t, runs, nested) for t in out), trace], [*([0] * len(out)), None]
 
 
-# Eager autograd: thin, and at home under torch.func.
+# Autograd of eager calls: a cheap one, and one for torch.func.
 
 
 def _zeros_for_none(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
@@ -321,7 +321,7 @@ def _zeros_for_none(grads: Sequence[Tensor | None], like: Sequence[Tensor]) -> l
 
 
 def _change_counter(t: Tensor) -> Tensor:
-    """A tensor that has the version of ``t`` for ever, but not its memory: it tells of changes in place."""
+    """A tensor that shares the version counter of ``t`` but not its memory: it shows changes in place."""
     counter = t.detach()
     counter.data = _nothing(t.device)
     return counter
@@ -344,7 +344,7 @@ class Saved(NamedTuple):
 
 
 def _unpack(ctx: Any) -> Saved:
-    """What was saved; y anew if the caller changed it in place, which ``nn.GRU`` allows too."""
+    """Return what was saved; y is recomputed if the caller changed it in place, which ``nn.GRU`` allows, too."""
     sequences, (y, trace, x, *rest) = _after_sequences(ctx.saved_tensors)
     n = ctx.rec.states
     state, weights = _with_zeros(rest[:n], ctx.zeros, x), rest[n:]
@@ -355,7 +355,7 @@ def _unpack(ctx: Any) -> Saved:
 
 
 def _with_zeros(state: list[Any], shapes: list[Any], x: Tensor) -> list[Tensor]:
-    """Zeros without memory, of these shapes, in the place of states that were not saved."""
+    """Replace states that were not saved by zero tensors of these shapes, without memory."""
 
     def zeros(shape: Any) -> Tensor:
         return torch._efficientzerotensor(shape, dtype=x.dtype, device=x.device)
@@ -364,7 +364,7 @@ def _with_zeros(state: list[Any], shapes: list[Any], x: Tensor) -> list[Tensor]:
 
 
 class EagerScan(torch.autograd.Function):
-    """The same as :class:`Scan`, for ordinary tensors outside of ``torch.func``, at less cost per call."""
+    """Like :class:`Scan`, for ordinary tensors outside of ``torch.func``, at a lower cost per call."""
 
     @staticmethod
     def forward(ctx: Any, rec: Recurrence, engine: str, recompute: bool, *tensors: Any) -> tuple[Tensor, ...]:
@@ -375,10 +375,10 @@ class EagerScan(torch.autograd.Function):
         ctx.counter, ctx.version = None if recompute else _change_counter(out[0]), out[0]._version
         ctx.mark_non_differentiable(out[-1])
         ctx.set_materialize_grads(False)
-        # What has no memory is nothing for hooks of saved tensors, which may look at it.
+        # Zero tensors without memory are not saved, because hooks of saved tensors may read them.
         ctx.zeros = [t.shape if t._is_zerotensor() else None for t in inputs[1:n]]
         state = [t if shape is None else None for t, shape in zip(inputs[1:n], ctx.zeros, strict=True)]
-        # Not y itself, which torch does not give back once it was changed; _unpack makes it again then.
+        # Not y itself, which torch does not return once it has been changed; _unpack then recomputes it.
         y = None if recompute else out[0].data
         ctx.save_for_backward(*sequences, y, out[-1], inputs[0], *state, *inputs[n:])
         return tuple(out)
@@ -386,7 +386,7 @@ class EagerScan(torch.autograd.Function):
     @staticmethod
     @one_by_one
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
-        """Return None for each argument that is no tensor, then the gradients of x, states and weights."""
+        """Return None for rec, engine, recompute and sequences, then the gradients of x, states and weights."""
         if torch.is_grad_enabled() or in_functorch():  # to be differentiated again, or for many gradients at once
             return Scan.backward(ctx, grad_y, *grads)
         needs = list(ctx.needs_input_grad[NOT_DIFFERENTIABLE:])
@@ -395,7 +395,7 @@ class EagerScan(torch.autograd.Function):
 
     @classmethod
     def apply_to_ordinary(cls, *args: Any) -> tuple[Tensor, ...]:
-        """``apply`` without what it does for ``torch.func``: none of that is under way, and tensors are unwrapped."""
+        """Like ``apply``, without its steps for ``torch.func``: no transform is active, and tensors are unwrapped."""
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
 
@@ -411,7 +411,7 @@ class Scan(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        """Keep what the backward pass takes."""
+        """Save what the backward pass needs."""
         ctx.rec, ctx.engine, ctx.recompute, *tensors = inputs
         y, *_, trace = output
         ctx.counter, ctx.zeros = None, [None] * ctx.rec.states
@@ -423,7 +423,7 @@ class Scan(torch.autograd.Function):
     @staticmethod
     @one_by_one
     def backward(ctx: Any, grad_y: Tensor | None, *grads: Tensor | None) -> tuple:
-        """Call a function of its own, so that the gradient can be differentiated too."""
+        """Call a separate autograd function, so that the gradient can be differentiated, too."""
         x, state, weights, sequences, y, trace = _unpack(ctx)
         state = [s if shape is None else x.new_zeros(shape) for s, shape in zip(state, ctx.zeros, strict=True)]
         grad_final, needs = _zeros_for_none(grads[:-1], state), list(ctx.needs_input_grad[NOT_DIFFERENTIABLE:])
@@ -436,18 +436,18 @@ class Scan(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple, rec: Recurrence, engine: str, recompute: bool, *tensors: Any
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-        """All runs in one call."""
+        """Compute all runs in one call."""
         x, of_x = tensors[OF_SEQUENCES], in_dims[NOT_DIFFERENTIABLE]
         runs, nested = info.batch_size, x.dim() - (of_x is not None) == 4
         merged = _runs_first(tensors, in_dims[3:], runs, nested)
         below = Scan if in_functorch() or seen_by_others(merged[OF_SEQUENCES:]) else EagerScan
         *out, trace = below.apply(rec, engine, recompute, *merged)
-        # The trace has no dimension to split: it goes back to this very layer's backward pass, whole.
+        # The trace has no dimension to split: it goes back to this layer's backward pass as a whole.
         return (*(_split(t, runs, nested) for t in out), trace), (*([0] * len(out)), None)
 
 
 class ScanBackward(torch.autograd.Function):
-    """The backward pass, itself differentiable by way of the plain engine.
+    """The backward pass, which is itself differentiable through the plain engine.
 
     Takes ``(rec, engine, recompute, needs, *sequences, y, trace, grad_y, *grad_final, x, *state, *weights)``.
     """
@@ -460,7 +460,7 @@ class ScanBackward(torch.autograd.Function):
         needs: list[bool],
         *tensors: Any,
     ) -> tuple[Tensor, ...]:
-        """Gradients of x, states and weights, empty where nobody asks."""
+        """Gradients of x, states and weights, empty where ``needs`` is false."""
         (sequences, (y, trace, grad_y, *rest)), n = _after_sequences(tensors), rec.states
         grad_final, x, state, weights = rest[:n], rest[n], rest[n + 1 : 2 * n + 1], rest[2 * n + 1 :]
         inputs = x, state, weights, *sequences, y, trace
@@ -468,7 +468,7 @@ class ScanBackward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        """Keep what the pass was computed from; neither y nor trace are variables of it."""
+        """Save what the pass was computed from; neither y nor the trace is a variable of it."""
         ctx.rec, _, _, ctx.needs, *tensors = inputs
         sequences, (_, _, grad_y, *rest) = _after_sequences(tensors)
         ctx.mark_non_differentiable(*(g for g, needed in zip(output, ctx.needs, strict=True) if not needed))
@@ -511,7 +511,7 @@ class ScanBackward(torch.autograd.Function):
         needs: list[bool],
         *tensors: Any,
     ) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
-        """All runs in one call."""
+        """Compute all runs in one call."""
         given, (y, trace, grad_y, *rest) = _after_sequences(tensors)
         of_sequences, (of_y, _, *of_rest) = in_dims[4 : 4 + OF_SEQUENCES], in_dims[4 + OF_SEQUENCES :]
         n, of_inputs = rec.states, of_rest[1 + rec.states :]
@@ -519,7 +519,7 @@ class ScanBackward(torch.autograd.Function):
         sequences = _runs_first(given, of_sequences, runs, nested)
         y, grad_y, *merged = _runs_first((y, grad_y, *rest), (of_y, *of_rest), runs, nested)
         if all(dim is None for dim in (*of_sequences, *of_inputs)):
-            # Many gradients of one forward pass, as jacrev wants them: its trace is of one run, so make it for all.
+            # Many gradients of one forward pass, as jacrev computes them: its trace has one run, so compute it for all.
             y_again, *_, trace = Scan.apply(rec, engine, recompute, *sequences, *merged[n:])
             y = None if recompute else y_again
         out = ScanBackward.apply(rec, engine, recompute, needs, *sequences, y, trace, grad_y, *merged)
@@ -605,7 +605,7 @@ def _backward_in_pieces(
     starts: Tensor,
     needs: list[bool],
 ) -> list[Tensor | None]:
-    """Piece by piece, from the one visited last: forward again from its start, then backward."""
+    """Run each piece forward again from its start, then backward, beginning with the piece visited last."""
     first = 1 + rec.states
     inner = [needs[0], *([True] * rec.states), *needs[first:]]  # states carry the gradient from piece to piece
     sizes, pieces = [s.numel() for s in state], _pieces(x.shape[-3], rec.reverse)
@@ -641,7 +641,7 @@ def _shape_of_starts(rec: Recurrence, x: Tensor, weights: list[Tensor]) -> tuple
 
 
 def _pieces(steps: int, reverse: bool) -> list[tuple[int, int]]:
-    """Cuts of the time axis in the order in which the recurrence visits them; some are empty in a short sequence."""
+    """Pieces of the time axis in the order in which the recurrence visits them; some are empty in a short sequence."""
     at = [steps * k // RECOMPUTED_PIECES for k in range(RECOMPUTED_PIECES + 1)]
     cuts = list(pairwise(at))
     return cuts[::-1] if reverse else cuts

@@ -1,9 +1,10 @@
-"""The gate before the fused engines: every tensor whose address they read has passed it.
+"""The gate in front of the fused engines: it checks every tensor whose address they read.
 
-Engines hand addresses to compiled code, past what torch checks in its own operators. Here shapes are compared with
-each other, dtype and device with the input's, and what a tensor spans with the memory that it has. Tensors whose values
-do not lie in memory as they read (negative views, zeros without memory) come out as ones whose values do. Weights may
-have another dtype than the input, one for all of them; whether an engine takes that is its own to say (``refuses``).
+Engines pass addresses to compiled code, which skips the checks of torch's own operators. This module compares shapes
+with each other, dtype and device with those of the input, and the extent of a tensor with the size of its storage.
+Tensors whose memory does not hold their values (negative views, zero tensors without memory) are replaced by tensors
+whose memory does. Weights may have another dtype than the input, the same for all of them; each engine decides in
+``refuses`` whether it supports that.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def forward(
     sequences: Sequences,
     zeros: bool = False,
 ) -> tuple[Tensor, list[Tensor], list[Tensor], Sequences]:
-    """x, state, weights and sequences as an engine may read them; lengths lie between 0 and the number of steps.
+    """Return x, state, weights and sequences as an engine may read them; lengths lie between 0 and the number of steps.
 
-    With ``zeros`` the engine knows states that are torch's zeros without memory.
+    With ``zeros`` the engine supports states that are zero tensors without memory.
     """
     end, inputs = 1 + len(state), [x, *state, *weights]
     check_inputs(rec, end, tuple([t.shape for t in inputs]))
@@ -48,7 +49,7 @@ def forward(
 
 
 def _without_zeros(given: list[Tensor], end: int) -> list[Tensor]:
-    """The same with x in the place of states that are zeros without memory, which are as readable."""
+    """Replace states that are zero tensors without memory by x, because the engine can read them, too."""
     x = given[0]
     states = [x if t._is_zerotensor() and (t.dtype, t.device) == (x.dtype, x.device) else t for t in given[1:end]]
     return [x, *states, *given[end:]]
@@ -81,7 +82,7 @@ def backward(
     trace: Tensor,
     zeros: bool = False,
 ) -> tuple[Tensor | None, list[Any], Tensor, list[Tensor], list[Tensor], Sequences, Tensor | None, Tensor]:
-    """The same with all that the backward pass takes beside; the trace is contiguous."""
+    """Like :func:`forward`, with everything else that the backward pass reads; the trace is contiguous."""
     end, inputs = 1 + len(state), [x, *state, *weights]
     records: list[Any] = [grad_y, *grad_final, y, trace]
     there = [t for t in records if t is not None]
@@ -101,7 +102,7 @@ def backward(
 def checked_sequences(
     rec: Recurrence, sequences: Sequences, x: Tensor, state: Sequence[Tensor], weights: Sequence[Tensor]
 ) -> Sequences:
-    """What sequences have of their own as an engine may read it; lengths lie between 0 and the number of steps."""
+    """Return lengths, resets and masks as an engine may read them; lengths lie between 0 and the number of steps."""
     lengths, resets, state_mask, hidden_mask = sequences
     if rec.masked != (hidden_mask is not None):
         given = "no hidden_mask was given" if rec.masked else "a hidden_mask was given"
@@ -133,7 +134,7 @@ def _checked(rec: Recurrence, name: str, t: Tensor, shape: Shape, dtype: torch.d
 def readable(tensors: Sequence[Tensor], like: Tensor, device: torch.device | None = None) -> bool:
     """Whether an engine may read these tensors as they are, with the dtype of ``like`` and on its device or another."""
     dtype, device, size = like.dtype, device or like.device, like.itemsize
-    for t in tensors:  # one loop and no calls of our own: a small layer waits for Python
+    for t in tensors:  # one loop without calls of Python functions: small layers are limited by Python overhead
         if t.dtype is not dtype or t.device != device or t.is_neg() or not t.data_ptr():
             return False
         span = t.nbytes if t.is_contiguous() else _span(t) * size
@@ -143,14 +144,14 @@ def readable(tensors: Sequence[Tensor], like: Tensor, device: torch.device | Non
 
 
 def _span(t: Tensor) -> int:
-    """Elements of memory from the first to the last one."""
+    """The number of elements in memory from the first to the last one."""
     return 1 + sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
 
 
 def made_readable(
     rec: Recurrence, tensors: list[Tensor], names: Sequence[str], like: Tensor, device: torch.device | None = None
 ) -> list[Tensor]:
-    """The same values as an engine may read them; raise where there are none."""
+    """Return the same values in tensors that an engine may read; raise if that is not possible."""
     resolved, device = [], device or like.device
     for name, t in zip(names, tensors, strict=True):
         if t.dtype is not like.dtype or t.device != device:
@@ -160,8 +161,8 @@ def made_readable(
         if t.numel() and not readable([torch._neg_view(t) if t.is_neg() else t], like, device):
             raise RuntimeError(
                 f"{rec.cell.upper()}: {name}, of shape {tuple(t.shape)}, reaches beyond its storage, which was freed "
-                f"or cut down to {t.untyped_storage().nbytes()} bytes; keep the storage of a layer's tensors as it is "
-                "until the backward pass is done"
+                f"or shrunk to {t.untyped_storage().nbytes()} bytes; do not resize the storage of a layer's tensors "
+                "before the backward pass is done"
             )
         resolved.append(t.resolve_neg())
     return resolved
@@ -186,10 +187,10 @@ def check_inputs(rec: Recurrence, end: int, given: tuple[Shape, ...]) -> None:
     if len(given) - end != len(of_weights):
         raise RuntimeError(f"{rec.cell.upper()}: expected {len(of_weights)} weights, got {len(given) - end}")
     if (rec.residual or rec.masked) and rec.cell != "dmu":
-        raise RuntimeError(f"{rec.cell.upper()}: residual and masked are choices of a dmu's hidden layers")
+        raise RuntimeError(f"{rec.cell.upper()}: residual and masked are options of a dmu only")
     hidden = [columns for _, columns in (of_weights[3::2] if rec.bias else of_weights[2:])] if rec.residual else []
     if len(set(hidden)) > 1:
-        raise RuntimeError(f"{rec.cell.upper()}: residual needs hidden layers of one width, got {hidden}")
+        raise RuntimeError(f"{rec.cell.upper()}: residual needs hidden layers of equal width, got {hidden}")
     expected = [x, *[(*runs, x[-2], width)] * rec.states, *((*runs, *shape) for shape in of_weights)]
     _compare(rec, input_names(rec, len(of_weights)), given, expected)
 
@@ -204,7 +205,7 @@ def check_records(
     given: tuple[Shape, ...],
     absent: tuple[bool, ...],
 ) -> None:
-    """Raise unless these are shapes of inputs, and of those records that are not absent."""
+    """Raise unless these are the shapes of the inputs, and of those records that are not absent."""
     check_inputs(rec, end, given[:inputs])
     names = RECORDS[rec.states]
     if len(absent) != len(names):
@@ -240,7 +241,7 @@ def weight_shapes(rec: Recurrence, features: int, width: int, given: list[Shape]
 
 
 def input_names(rec: Recurrence, weights: int) -> list[str]:
-    """x, states, and so many weights as the modules call them, without layer and direction."""
+    """Names of x, the states and this many weights, as in the modules but without layer and direction."""
     names = ["x", *STATES[: rec.states], "weight_ih", "weight_hh"]
     if rec.classic:
         names += ["bias_ih", "bias_hh"]
@@ -252,7 +253,7 @@ def input_names(rec: Recurrence, weights: int) -> list[str]:
 
 
 def misshapen(rec: Recurrence, name: str, given: Shape, expected: Shape) -> RuntimeError:
-    """What to raise for a tensor that does not fit the others."""
+    """The error for a tensor whose shape does not fit the others."""
     return RuntimeError(
         f"{rec.cell.upper()}: {name} has the shape {tuple(given)}, expected {tuple(expected)}; input, state and "
         "weights must have the shapes that the layer was built for"
@@ -260,7 +261,7 @@ def misshapen(rec: Recurrence, name: str, given: Shape, expected: Shape) -> Runt
 
 
 def misplaced(rec: Recurrence, name: str, t: Tensor, dtype: torch.dtype, device: torch.device) -> RuntimeError:
-    """What to raise for a tensor of another kind."""
+    """The error for a tensor of the wrong dtype or device."""
     return RuntimeError(
         f"{rec.cell.upper()}: {name} is {t.dtype} on {t.device}, expected {dtype} on {device}; convert it with .to(...)"
     )

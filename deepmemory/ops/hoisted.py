@@ -1,4 +1,4 @@
-"""What does not recur, for engines on the GPU: one matrix product over all time steps before and after the sweep."""
+"""The work outside of the recurrence, for GPU engines: matrix products over all steps, before and after the sweep."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from deepmemory.ops.layout import Source
 from deepmemory.ops.plain import without_padding
 from deepmemory.ops.recurrence import Recurrence, Sequences
 
-# Of 64 x 64 sums, at most: eight for each multiprocessor of a large GPU, since a block waits for memory. In half
-# precision the library takes larger ones.
+# Largest number of blocks of 64 x 64 sums: eight for each multiprocessor of a large GPU, because a block waits for
+# memory. In half precision cuBLAS uses larger blocks.
 BLOCKS, BLOCKS_IN_HALF = 1024, 256
 FEWEST_ROWS = 256  # of a piece
 
@@ -25,8 +25,8 @@ FEWEST_ROWS = 256  # of a piece
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Sum over rows of left times right: (R, I, N), (R, I, K) to (R, N, K).
 
-    Sums over very many rows that give small matrices leave most of a GPU idle, so they are cut into pieces: of all
-    runs at once where these follow one another in memory, else run by run.
+    A sum over very many rows that results in a small matrix leaves most of a GPU idle, so it is cut into pieces: for
+    all runs at once if they follow one another in memory, else run by run.
     """
     runs, rows, n = left.shape
     blocks = -(-n // 64) * -(-right.shape[2] // 64)
@@ -41,7 +41,7 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def products_of_equals(left: Tensor, right: Tensor) -> Tensor:
-    """The same for layers of one shape, whose features follow one another: (I, L, N), (I, L, K) to (L, N, K)."""
+    """Like :func:`product`, for layers of one shape whose features are adjacent: (I, L, N), (I, L, K) to (L, N, K)."""
     rows, layers, n = left.shape
     blocks = layers * -(-n // 64) * -(-right.shape[2] // 64)
     a, b = (t.unflatten(0, (pieces_of(rows, blocks, left.dtype), -1)) for t in (left, right))
@@ -50,7 +50,7 @@ def products_of_equals(left: Tensor, right: Tensor) -> Tensor:
 
 
 def pieces_of(rows: int, blocks: int, dtype: torch.dtype = torch.float32) -> int:
-    """Into how many equal parts a sum over so many rows is cut if one part is so many blocks of work."""
+    """The number of equal pieces into which a sum over ``rows`` is cut, if one piece is ``blocks`` blocks of work."""
     pieces = math.gcd(rows, 64)  # a power of two
     most = BLOCKS if dtype.itemsize >= 4 else BLOCKS_IN_HALF
     while pieces > 1 and (pieces * blocks > most or rows < pieces * FEWEST_ROWS):
@@ -59,20 +59,21 @@ def pieces_of(rows: int, blocks: int, dtype: torch.dtype = torch.float32) -> int
 
 
 PRECISION_BY_NAME = hasattr(torch.backends.cuda.matmul, "fp32_precision")  # newer torch; the two ways do not mix
-# Behind torch.backends.cudnn.rnn.fp32_precision and ...cuda.matmul.allow_tf32, since every pass of a layer asks.
+# The functions behind torch.backends.cudnn.rnn.fp32_precision and ...cuda.matmul.allow_tf32 are called directly,
+# because every pass of a layer reads these settings.
 _precision_of: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 _AS_IT_IS = nullcontext()
 
 
 def tf32_allowed() -> bool:
-    """Whether torch lets cuDNN's recurrent layers use TF32: ours follow the same setting."""
+    """Whether torch lets cuDNN's recurrent layers use TF32; this library's layers follow the same setting."""
     if _precision_of is not None:
         return bool(_precision_of("cuda", "rnn") == "tf32")
     return bool(torch.backends.cudnn.allow_tf32)
 
 
 def matmul_like_the_sweep(x: Tensor) -> AbstractContextManager[None]:
-    """Float32 matrix products in the precision of the sweep over x, whatever the setting for products at large is."""
+    """Run float32 matrix products in the precision of the sweep over x, whatever torch's setting for products is."""
     if not x.is_cuda or x.dtype is not torch.float32:
         return _AS_IT_IS
     wanted = tf32_allowed()
@@ -92,7 +93,7 @@ def _matmul_with_tf32(wanted: bool) -> Iterator[None]:
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None, lengths: Tensor | None) -> Tensor:
-    """The part of the first linear layer that x decides, for all steps: (R, T, B, features), or without runs."""
+    """The input's part of the first linear layer, for all steps: (R, T, B, features), or without runs."""
     x = without_padding(x, lengths)
     if weight.dtype is not x.dtype:
         weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)

@@ -1,19 +1,19 @@
-"""The layout: the linear layers of a step among the weights, and their features in a step's trace and deltas.
+"""The layout: where a step's linear layers are among the weights, and their features in the trace and the deltas.
 
-A sweep is the part that loops over time. It leaves two records, both (R, T, B, features):
+A sweep is the part that loops over time. The sweeps leave two records, both (R, T, B, features):
 
 *trace*, from the forward sweep, with the features of a step in this order:
 
 ====  ==================================================================================================
 dmu   hidden activations a_1 ... a_n-1; with ``needs_slopes`` their slopes, mask * f'; z; tanh(candidate)
 rhn   for each micro-layer tanh(candidate), sigmoid(transform); then s_1 ... s_n-1
-rnn   nothing: y says it all
+rnn   nothing: y is enough
 gru   r, z, n, W_hn h + b_hn
 lstm  i, f, g, o, c
 ====  ==================================================================================================
 
-*deltas*, from the backward sweep: the gradient of the loss by what each linear layer gave out, zero where a
-step is padding:
+*deltas*, from the backward sweep: the gradient of the loss with respect to the output of each linear layer, zero in
+the padding:
 
 ====  ==================================================================================================
 dmu   of layer 1, ..., of layer n
@@ -23,7 +23,7 @@ gru   of r, z, n before their activation, then of W_hn h + b_hn
 lstm  of i, f, g, o before their activation
 ====  ==================================================================================================
 
-``nvrtc/layout.cuh`` says the same to the compiler of CUDA. The CPU engine has a trace of its own.
+``nvrtc/layout.cuh`` is the same layout in CUDA. The CPU engine has its own trace.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from deepmemory.ops.recurrence import Recurrence
 
-GATES = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # groups of rows in a layer that makes a state
+GATES = {"dmu": 2, "rhn": 2, "rnn": 1, "gru": 3, "lstm": 4}  # groups of rows in a layer that updates a state
 
 
 class Linear(NamedTuple):
@@ -86,7 +86,7 @@ def _linear_layers(rec: Recurrence, shapes: tuple[tuple[int, ...], ...]) -> list
 def needs_slopes(rec: Recurrence) -> bool:
     """Whether the slopes of a DMU's hidden layers are kept.
 
-    The slope of silu and gelu cannot be told from their value, nor any slope from a masked value or from a sum.
+    The slopes of silu and gelu cannot be computed from their values, and no slope from a masked value or from a sum.
     """
     return rec.cell == "dmu" and (rec.activation in ("silu", "gelu") or rec.residual or rec.masked)
 
@@ -109,13 +109,13 @@ class Source(IntEnum):
     """What a weight is multiplied with; the numbers are those of ``products.cuh``."""
 
     X = 0
-    STATE = 1  # before the step, as weights see it
+    STATE = 1  # before the step, as the weights see it
     TRACE = 2
     ONES = 3  # a bias
 
 
 class Product(NamedTuple):
-    """Some rows of one weight's gradient: features of the deltas times features of what the weight saw."""
+    """Some rows of one weight's gradient: features of the deltas times features of the weight's input."""
 
     weight: int  # its place among the weights
     row: int  # of the weight, the first
@@ -127,7 +127,7 @@ class Product(NamedTuple):
 
 
 def products(rec: Recurrence, weights: Sequence[Tensor]) -> Iterator[Product]:
-    """The sums over steps and sequences that make the gradients of a layer's weights."""
+    """Yield the sums over steps and sequences that make up the gradients of a layer's weights."""
     first, *deeper = linear_layers(rec, weights)
     rows, d = first.outputs, first.inputs
     yield Product(0, 0, 0, rows, Source.X, 0, weights[0].shape[-1])

@@ -1,6 +1,6 @@
 """The recurrences in plain PyTorch: the definition every other engine is tested against.
 
-Runs on any device and dtype, under ``torch.func``, ``torch.compile`` and to any order of derivative.
+They run on any device and dtype, under ``torch.func`` and ``torch.compile``, with derivatives of any order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def dmu_transition(
 ) -> Tensor:
     """[z, candidate]: linear layers with an activation between them.
 
-    Hidden layers may be masked after their activation, and added to the one before them.
+    Hidden layers may be masked after their activation, and may have skip connections.
     """
     deeper = rec.deeper(weights)
     masks: Sequence[Tensor] = ()
@@ -91,7 +91,7 @@ def rnn_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Ten
 
 
 def gru_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
-    """torch's form: the reset gate is on the state's side of the candidate."""
+    """torch's form: the reset gate is applied after the recurrent matrix product."""
     (h,) = state
     bias = weights[3] if rec.bias else None
     r_x, z_x, n_x = projected.chunk(3, -1)
@@ -101,7 +101,7 @@ def gru_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Ten
 
 
 def lstm_step(rec: Recurrence, projected: Tensor, state: State, weights: list[Tensor], sequences: Sequences) -> State:
-    """Gates in torch's order i, f, g, o; h is projected where there is a weight for it."""
+    """Gates in torch's order i, f, g, o; h is projected if there is a weight for it."""
     h, c = state
     bias = weights[3] if rec.bias else None
     i, f, g, o = (projected + F.linear(seen(h, sequences), weights[1], bias)).chunk(4, -1)
@@ -134,7 +134,7 @@ def scan(
 
 
 def without_padding(x: Tensor, lengths: Tensor | None) -> Tensor:
-    """Zero the padding of x (..., T, B, m): what stands there, NaN included, must not reach a gradient."""
+    """Zero the padding of x (..., T, B, m): values in it, including NaN, must not reach a gradient."""
     if lengths is None:
         return x
     padding = torch.arange(x.shape[-3], device=x.device)[:, None] >= lengths[..., None, :]
@@ -149,8 +149,8 @@ def iterate(
     sequences: Sequences = FULL_LENGTH,
     reverse: bool = False,
 ) -> tuple[Tensor, State]:
-    """Apply ``step`` at every real time, from zero where a state is reset; in the padding it stays and y is zero."""
-    # torch 2.9 says of everything it compiles that it is being exported.
+    """Apply ``step`` at every time, from zero after a reset; in the padding the state stays and y is zero."""
+    # torch 2.9 reports everything that it compiles as being exported.
     exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     if exporting and (isinstance(inputs.shape[0], torch.SymInt) or inputs.shape[0] > 1):
         return iterate_in_graph(step, inputs, state, weights, sequences, reverse)
@@ -179,7 +179,7 @@ def iterate_in_graph(
     sequences: Sequences,
     reverse: bool,
 ) -> tuple[Tensor, State]:
-    """The same as one operator of torch, so that an exported graph holds a loop of any length."""
+    """Like :func:`iterate`, as one operator of torch, so that an exported graph has a loop of any length."""
     from torch._higher_order_ops.scan import scan_op
 
     lengths, resets, *masks = sequences
@@ -189,7 +189,7 @@ def iterate_in_graph(
         over_time.append(real[..., None])
     if resets is not None:
         over_time.append(resets[..., None])
-    # Inductor looks for symbols in shapes among the operands alone.
+    # Inductor finds symbols of shapes only among the operands.
     symbols = [size for size in inputs.shape[1:-1] if isinstance(size, torch.SymInt)]
     constant = [*weights, *(mask for mask in masks if mask is not None)]
 

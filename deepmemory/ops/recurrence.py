@@ -1,4 +1,4 @@
-"""What one layer computes in one direction: its choices, and what every sequence of a batch brings of its own."""
+"""What one layer computes in one direction: its options, and the lengths, resets and masks of a batch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ LEAKY_SLOPE = 0.01
 
 
 class Recurrence(NamedTuple):
-    """The cell and every choice that is no tensor.
+    """The cell and all options that are not tensors.
 
     Shapes below: T steps, B sequences, m inputs, d states, w_k outputs of the k-th linear layer.
-    The weights of a layer travel as one flat list:
+    The weights of a layer are passed as one flat list:
 
     ======  ===================================================================================
     cell    weights
@@ -29,15 +29,15 @@ class Recurrence(NamedTuple):
     lstm    W_ih (4d, m), W_hh (4d, d), [b_ih, b_hh], [W_hr (p, d) where the state is projected to p]
     ======  ===================================================================================
 
-    A DMU with n = 1 has w_1 = 2d and no further layers. Row order of the last DMU layer is z, then
-    candidate; of an RHN layer candidate, then transform; of the others torch's own.
+    A DMU with n = 1 has w_1 = 2d and no further layers. The rows of the last DMU layer are z, then
+    candidate; those of an RHN layer candidate, then transform; those of the others are in torch's order.
     """
 
     cell: str
     activation: str = "tanh"  # of the hidden layers (dmu) or of the state (rnn); the rest ignore it
     bias: bool = True
     reverse: bool = False  # step from the last time to the first
-    residual: bool = False  # from the second hidden layer of a dmu on, a layer adds to the one before it
+    residual: bool = False  # hidden layers of a dmu from the second on have skip connections
     masked: bool = False  # the hidden layers of a dmu go through a mask; ``ops.scan`` sets it
 
     @property
@@ -61,7 +61,7 @@ class Recurrence(NamedTuple):
         return [(weight, None) for weight in weights[2:]]
 
     def projects(self, weights: Sequence[Tensor]) -> bool:
-        """Whether an LSTM's state is projected: there is a weight for it."""
+        """Whether an LSTM's state is projected, which means that there is a weight for it."""
         return self.cell == "lstm" and len(weights) == (5 if self.bias else 3)
 
     def hidden_widths(self, weights: Sequence[Tensor]) -> list[int]:
@@ -69,30 +69,30 @@ class Recurrence(NamedTuple):
         return [weight.shape[-1] for weight, _ in self.deeper(list(weights))] if self.cell == "dmu" else []
 
     def between(self, weights: Sequence[Tensor]) -> Sequence[int]:
-        """Places of the weights whose columns are units of the state or of a hidden layer."""
+        """Indices of the weights whose columns are units of the state or of a hidden layer."""
         if self.classic:
             return range(1, min(2, len(weights)))
         return [1, *range(3, len(weights), 2)][: len(weights) // 2] if self.bias else range(1, len(weights))
 
 
 class Zeros(NamedTuple):
-    """A state that nobody gave."""
+    """An initial state that was not given: zeros."""
 
     widths: tuple[int, ...]  # features of h, or of h and c
 
 
 class Sequences(NamedTuple):
-    """What each sequence of a batch has of its own beside its values. Nothing of it is differentiable.
+    """Lengths, resets and masks of the sequences in a batch. None of them is differentiable.
 
-    With R runs every tensor has a leading dimension R, as x has.
+    With R runs every tensor has a leading dimension R, like x.
     """
 
     lengths: Tensor | None = None  # (B,) int64: step t is real while t < lengths[b]; past it the state stays and y is 0
     resets: Tensor | None = (
-        None  # (T, B) bool: the state is zero before step t is taken; as ``resets_of_sweep`` gives it
+        None  # (T, B) bool: the state is zero before step t is taken; as ``resets_of_sweep`` returns it
     )
-    state_mask: Tensor | None = None  # (B, d) in x's dtype: factor of h where weights see it
-    hidden_mask: Tensor | None = None  # (B, w_1 + ... + w_n-1) in x's dtype: factor of a dmu's hidden layers
+    state_mask: Tensor | None = None  # (B, d) in x's dtype: multiplies h on its way into the weights
+    hidden_mask: Tensor | None = None  # (B, w_1 + ... + w_n-1) in x's dtype: multiplies a dmu's hidden layers
 
     def piece(self, start: int, stop: int) -> Sequences:
         """The same for the steps from ``start`` to ``stop``."""
@@ -102,7 +102,7 @@ class Sequences(NamedTuple):
         return Sequences(lengths, None if resets is None else resets[..., start:stop, :], *masks)
 
     def with_run(self) -> Sequences:
-        """The same with a dimension of runs, of size one."""
+        """The same with a leading dimension of one run."""
         return Sequences(*(None if t is None else t[None] for t in self))
 
 
@@ -110,10 +110,10 @@ FULL_LENGTH = Sequences()  # as long as the batch, without resets and masks
 
 
 def resets_of_sweep(resets: Tensor, lengths: Tensor | None, reverse: bool) -> Tensor:
-    """The steps (T, B) before which a sweep zeroes the state, from those at which sequences begin anew; a new tensor.
+    """Return, as a new tensor (T, B), the steps before which a sweep sets the state to zero.
 
-    A sequence that begins at step t is cut between t - 1 and t: read backwards, the state is zero before step t - 1. In
-    the padding nothing begins.
+    ``resets`` marks the steps at which a new sequence begins. A sequence that begins at step t is cut between t - 1 and
+    t: a backward sweep sets the state to zero before step t - 1. Resets in the padding are ignored.
     """
     if lengths is None and not reverse:
         return resets.clone()

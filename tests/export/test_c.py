@@ -184,12 +184,12 @@ def test_rounded_leaves_the_model_and_its_biases_alone():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: dm.GRU(3, 5, bidirectional=True), ValueError, "GRU also reads backwards .* bidirectional=False"),
+        (lambda: dm.GRU(3, 5, bidirectional=True), ValueError, "GRU is bidirectional .* bidirectional=False"),
         (lambda: dm.DMU(3, 5, transition=nn.Linear(8, 10)), ValueError, "DMU has a transition given as a module"),
         (lambda: nn.GRU(3, 5), TypeError, r"cannot write GRU as C; .*export.c\(\[model.recurrent, model.output\]"),
-        (lambda: [dm.GRU(3, 5), nn.Linear(4, 2)], ValueError, "Linear takes 4 features, .* gives 5"),
-        (lambda: [dm.GRU(3, 5), nn.Embedding(4, 2)], TypeError, "Embedding can only stand at the start"),
-        (lambda: [nn.ReLU(), dm.GRU(3, 5)], TypeError, "ReLU can only stand after a layer or Linear"),
+        (lambda: [dm.GRU(3, 5), nn.Linear(4, 2)], ValueError, "Linear takes 4 features, .* returns 5"),
+        (lambda: [dm.GRU(3, 5), nn.Embedding(4, 2)], TypeError, "Embedding can only be used at the start"),
+        (lambda: [nn.ReLU(), dm.GRU(3, 5)], TypeError, "ReLU can only be used after a layer or Linear"),
         (lambda: [dm.GRU(3, 5), nn.GELU("tanh")], ValueError, "GELU with approximate='tanh'"),
         (lambda: [nn.Linear(3, 5)], ValueError, "expected at least one of deepmemory's layers"),
         (list, ValueError, "expected at least one of deepmemory's layers"),
@@ -207,7 +207,7 @@ def test_mistakes_are_named(tmp_path):
         export.c(layer, path, weights="int4")
     with pytest.raises(ValueError, match=r"prefix should be .* got '3d'"):
         export.c(layer, path, prefix="3d")
-    with pytest.raises(ValueError, match="one text for each of 5 outputs, got 2"):
+    with pytest.raises(ValueError, match="one string for each of 5 outputs, got 2"):
         export.c(layer, path, words=["a", "b"])
     with torch.no_grad():
         layer.weight_hh_l0[2, 3] = torch.nan

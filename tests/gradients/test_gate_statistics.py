@@ -53,7 +53,7 @@ def test_gates_of_a_packed_batch_in_the_callers_order():
         for part, expected in zip(found, alone, strict=True):
             assert_close(part.keep[: len(sequence), b], expected.keep[:, 0])
     assert "a" in str(found)
-    with pytest.raises(ValueError, match="GRU is not and does not contain a DMU"):
+    with pytest.raises(ValueError, match="model should be or contain a DMU, got GRU"):
         dm.gradients.gates(dm.GRU(3, 4), sequences[0])
 
 

@@ -159,7 +159,7 @@ def test_a_failing_model_is_left_as_it_was():
     assert all(parameter.requires_grad for parameter in layer.parameters())
     with pytest.raises(ValueError, match=r"scalar tensor, got shape \(5, 2, 4\)"):
         dm.gradients.flow(layer, torch.randn(5, 2, 3), lambda out: out[0])
-    with pytest.raises(ValueError, match="does not contain a recurrent layer of deepmemory"):
+    with pytest.raises(ValueError, match="should be or contain a recurrent layer of deepmemory"):
         dm.gradients.flow(nn.GRU(3, 4), torch.randn(5, 2, 3), weighed)
     with pytest.raises(ValueError, match="does not depend"):
         dm.gradients.flow(layer, torch.randn(5, 2, 3), lambda out: torch.ones(()))

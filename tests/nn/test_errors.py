@@ -199,12 +199,12 @@ class TestOwnOptions:
 
     def test_state_that_is_no_tensor(self, name):
         hx = ("h", "c") if name == "LSTM" else "h"
-        with pytest.raises(TypeError, match=f"^{name}: hx should be made of tensors, got str"):
+        with pytest.raises(TypeError, match=f"^{name}: hx should consist of tensors, got str"):
             LAYERS[name](3, 4)(X, hx)
 
     def test_state_of_an_lstm(self, name):
         hx = (H, (H, H)) if name == "LSTM" else (H, H)
-        with pytest.raises(TypeError, match=f"^{name}: hx .* got tuple; a pair .* of an LSTM alone"):
+        with pytest.raises(TypeError, match=f"^{name}: hx .* got tuple; only an LSTM has a pair"):
             LAYERS[name](3, 4)(X, hx)
 
     def test_lengths_in_the_place_of_the_state(self, name):

@@ -405,7 +405,11 @@ class TestTransforms:
 
 X = torch.zeros(5, 2, 3)
 MISTAKES = {
-    "no dict": ([torch.ones(2, 4)], TypeError, "masks should be a dict of tensors, as draw_masks gives it, got list"),
+    "no dict": (
+        [torch.ones(2, 4)],
+        TypeError,
+        "masks should be a dict of tensors, as returned by draw_masks, got list",
+    ),
     "an unknown name": ({"state_l1": torch.ones(2, 4)}, ValueError, "no mask 'state_l1'; this layer has state_l0"),
     "no tensor": ({"state_l0": [1.0] * 4}, TypeError, r"masks\['state_l0'\] should be a tensor, got list"),
     "another batch": ({"state_l0": torch.ones(3, 4)}, ValueError, r"the shape \(2, 4\), got \(3, 4\)"),
@@ -438,5 +442,5 @@ def test_masks_of_an_unbatched_call():
 def test_hidden_layers_are_a_dmus():
     with pytest.raises(ValueError, match=r"^GRU: there is no mask 'hidden_l0'"):
         dm.GRU(3, 4)(X, masks={"hidden_l0": torch.ones(2, 4)})
-    with pytest.raises(ValueError, match=r"^DMU: transition_dropout=0.5 is for a list of widths"):
+    with pytest.raises(ValueError, match=r"^DMU: transition_dropout=0.5 needs a transition given as a list of widths"):
         dm.DMU(3, 4, transition=nn.Linear(7, 8), transition_dropout=0.5)

@@ -107,9 +107,9 @@ class TestErrors:
         name = kind.__name__
         with pytest.raises(TypeError, match=f"^{name}: residual should be of type bool, got: int"):
             kind(3, 4, transition=[4, 4], residual=1)
-        with pytest.raises(ValueError, match=f"^{name}: residual=True is for a list of widths"):
+        with pytest.raises(ValueError, match=f"^{name}: residual=True needs a transition given as a list of widths"):
             kind(3, 4, transition=nn.Linear(7, 8), residual=True)
-        message = rf"^{name}: residual=True needs hidden layers of one width, .* got the widths \[4, 5\]"
+        message = rf"^{name}: residual=True needs hidden layers of equal width, .* got the widths \[4, 5\]"
         with pytest.raises(ValueError, match=message):
             kind(3, 4, transition=[4, 5], residual=True)
 

@@ -21,7 +21,9 @@ def test_an_engine_asked_for_by_name_never_gives_way(monkeypatch):
     x = torch.randn(5, 2, 3)
     for name in engines.FUSED:
         assert not dm.engines()[name].available
-        with pytest.raises(RuntimeError, match=f"engine='{name}' cannot do this: {name} is on holiday.*engine='auto'"):
+        with pytest.raises(
+            RuntimeError, match=f"engine='{name}' cannot be used here: {name} is on holiday.*engine='auto'"
+        ):
             dm.DMU(3, 4, engine=name)(x)
     layer = dm.DMU(3, 4)
     expected = layer(x)[0]

@@ -225,7 +225,7 @@ class TestDerivatives:
         close(hessian(of(automatic))(x), hessian(of(plain))(x))
         for derivative in (lambda: jvp(of(named), (x,), (x,)), lambda: hessian(of(named))(x)):
             with pytest.raises(
-                RuntimeError, match=f"engine='{engine}' cannot do this: only .* forward-mode .*engine='plain'"
+                RuntimeError, match=f"engine='{engine}' cannot be used here: only .* forward-mode .*engine='plain'"
             ):
                 derivative()
 

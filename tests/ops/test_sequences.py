@@ -344,7 +344,7 @@ def test_the_gate_lets_nothing_else_through(engine, wrong):
 def test_the_gate_knows_which_layers_add(engine):
     x, h = draw(engine, 5, 4, 3), draw(engine, 4, 5)
     rec = Recurrence("dmu", residual=True)
-    with pytest.raises(RuntimeError, match=r"^DMU: residual needs hidden layers of one width, got \[6, 7\]"):
+    with pytest.raises(RuntimeError, match=r"^DMU: residual needs hidden layers of equal width, got \[6, 7\]"):
         scan(rec, x, (h,), draw_weights(engine, rec, 3, 5, [6, 7]), engine=engine)
     rec = Recurrence("gru", residual=True)
     with pytest.raises(RuntimeError, match=r"^GRU: residual .* dmu"):

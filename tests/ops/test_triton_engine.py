@@ -429,7 +429,7 @@ def test_refuses_with_a_reason():
     assert "proj_size" in triton.refuses(case.recurrence, x, [*weights, weights[1][:2]])
     assert "dtype" in triton.refuses(case.recurrence, x, [w.half() for w in weights])
     assert engines.choose("triton", case.recurrence, x, weights) == "triton"
-    with pytest.raises(RuntimeError, match="engine='triton' cannot do this"):
+    with pytest.raises(RuntimeError, match="engine='triton' cannot be used here"):
         engines.choose("triton", case.recurrence, x.double(), weights)
 
 
