@@ -410,7 +410,7 @@ def test_a_gpu_without_room(tmp_path, run, trained, monkeypatch, captured):
         patch.setattr(loop, "finish_epoch", no_room)
         code, error = run(*TRAIN, "--out", tmp_path / "full")
     assert code == 2
-    assert "fewer runs at once: --runs 10" in error
+    assert "fewer runs at once (--runs 10" in error
     assert all(epochs == 2 for *_, epochs in told(tmp_path / "full").values())
     assert run(*TRAIN, "--out", tmp_path / "full") == (0, "")
     assert told(tmp_path / "full") == trained
