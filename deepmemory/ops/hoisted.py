@@ -20,10 +20,11 @@ from deepmemory.ops.recurrence import Recurrence, Sequences
 # memory. In half precision cuBLAS uses larger blocks.
 BLOCKS, BLOCKS_IN_HALF = 1024, 256
 FEWEST_ROWS = 256  # of a piece
+HALF = (torch.bfloat16, torch.float16)
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """Sum over rows of left times right: (R, I, N), (R, I, K) to (R, N, K).
+def product(left: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Sum over rows of left times right: (R, I, N), (R, I, K) to (R, N, K), in the inputs' dtype or another.
 
     A sum over very many rows that results in a small matrix leaves most of a GPU idle, so it is cut into pieces: for
     all runs at once if they follow one another in memory, else run by run.
@@ -33,19 +34,23 @@ def product(left: Tensor, right: Tensor) -> Tensor:
     together = all(t.stride(0) == rows * t.stride(1) for t in (left, right))
     pieces = pieces_of(rows, blocks * runs if together else blocks, left.dtype)
     if pieces == 1 or (not together and runs >= pieces):
-        return torch.bmm(left.mT, right)
+        return _bmm(left.mT, right, dtype)
     a, b = (t.unflatten(1, (pieces, -1)) for t in (left, right))
     if together:
-        return torch.bmm(a.flatten(0, 1).mT, b.flatten(0, 1)).unflatten(0, (runs, pieces)).sum(1)
-    return torch.stack([torch.bmm(of_a.mT, of_b).sum(0) for of_a, of_b in zip(a, b, strict=True)])
+        return _bmm(a.flatten(0, 1).mT, b.flatten(0, 1), dtype).unflatten(0, (runs, pieces)).sum(1)
+    return torch.stack([_bmm(of_a.mT, of_b, dtype).sum(0) for of_a, of_b in zip(a, b, strict=True)])
 
 
-def products_of_equals(left: Tensor, right: Tensor) -> Tensor:
+def _bmm(left: Tensor, right: Tensor, dtype: torch.dtype | None) -> Tensor:
+    return torch.bmm(left, right) if dtype is None else torch.bmm(left, right, out_dtype=dtype)
+
+
+def products_of_equals(left: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Like :func:`product`, for layers of one shape whose features are adjacent: (I, L, N), (I, L, K) to (L, N, K)."""
     rows, layers, n = left.shape
     blocks = layers * -(-n // 64) * -(-right.shape[2] // 64)
     a, b = (t.unflatten(0, (pieces_of(rows, blocks, left.dtype), -1)) for t in (left, right))
-    parts = [torch.bmm(of_a.permute(1, 2, 0), of_b.transpose(0, 1)) for of_a, of_b in zip(a, b, strict=True)]
+    parts = [_bmm(of_a.permute(1, 2, 0), of_b.transpose(0, 1), dtype) for of_a, of_b in zip(a, b, strict=True)]
     return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]  # at once: half precision rounds every sum
 
 
@@ -136,6 +141,9 @@ def weight_gradients(
         return [None if g is None else g[0] for g in grads]
     out: list[list[Tensor]] = [[] for _ in weights]  # rows of each, in their order
     wanted = [part for part in layout.products(rec, weights) if needs[part.weight]]
+    # Sums of products are float32 on a GPU; rounded, they would have to be converted back.
+    half = x.is_cuda and x.dtype in HALF and not torch.version.hip
+    dtype = torch.float32 if half and weights[1].dtype is torch.float32 else None
     sources = {part.source for part in wanted}
     if Source.ONES in sources:
         of_ones = deltas.sum((1, 2), dtype=weights[1].dtype)  # [R, features], one pass for all biases
@@ -146,7 +154,7 @@ def weight_gradients(
             delta, seen = _of_equals(deltas, trace, equal)
             if rec.cell == "rhn" and sequences.state_mask is not None:
                 seen = seen * sequences.state_mask[0, :, None]
-            together = products_of_equals(delta.flatten(0, 1), seen.flatten(0, 1)).to(weights[1].dtype)
+            together = products_of_equals(delta.flatten(0, 1), seen.flatten(0, 1), dtype).to(weights[1].dtype)
             for part, rows in zip(equal, together, strict=True):
                 out[part.weight].append(rows[None])
                 wanted.remove(part)
@@ -158,9 +166,9 @@ def weight_gradients(
                 rows = of_ones[:, columns].clone() if rec.classic and part.weight == 3 else of_ones[:, columns]
             elif part.source is Source.STATE:
                 later = delta[:, :-1] if rec.reverse else delta[:, 1:]
-                sums = [product(later.flatten(1, 2), before.flatten(1, 2))] if later.shape[1] else []
+                sums = [product(later.flatten(1, 2), before.flatten(1, 2), dtype)] if later.shape[1] else []
                 if not (sums and start._is_zerotensor()):
-                    sums.append(product(_first_visited(delta, rec.reverse, sequences.lengths), start))
+                    sums.append(product(_first_visited(delta, rec.reverse, sequences.lengths), start, dtype))
                 rows = sums[0] + sums[1] if len(sums) > 1 else sums[0]
             else:
                 if part.source is Source.X:
@@ -169,7 +177,7 @@ def weight_gradients(
                     seen = trace[..., part.right : part.right + part.rights]
                     if rec.cell == "rhn" and sequences.state_mask is not None:
                         seen = seen * sequences.state_mask[:, None]
-                rows = product(delta.flatten(1, 2), seen.flatten(1, 2))
+                rows = product(delta.flatten(1, 2), seen.flatten(1, 2), dtype)
             out[part.weight].append(rows)
     joined = [torch.cat(rows, 1) if len(rows) > 1 else rows[0] if rows else None for rows in out]
     return [None if g is None else g.to(weight.dtype) for g, weight in zip(joined, weights, strict=True)]

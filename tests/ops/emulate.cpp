@@ -137,8 +137,8 @@ extern "C" void sweep_backward(const Arguments* a, int blocks, int runs) {
     emulate(CLUSTER, THREADS, blocks, runs, shared_size<true>(), kernel, a);
 }
 extern "C" void sum_products(const Products* p, int blocks, int runs) {
-    const auto kernel = [](const void* p) { ProductTile(*static_cast<const Products*>(p)).run_all(); };
-    emulate(1, PRODUCT_THREADS, blocks, runs, PRODUCTS_SHARED, kernel, p);
+    const auto kernel = [](const void* p) { multiply_tiles(*static_cast<const Products*>(p)); };
+    emulate(1, PRODUCT_THREADS, blocks, runs, products_shared(int(p->tile)), kernel, p);
 }
 extern "C" int shared_bytes(int back) { return 4 * (back ? shared_size<true>() : shared_size<false>()); }
 extern "C" int quads_in_global(int back) { return back ? streamed_quads<true>() : streamed_quads<false>(); }
@@ -148,4 +148,4 @@ extern "C" int quads_exchanged(int back) {
 }
 extern "C" int arguments_bytes() { return sizeof(Arguments); }
 extern "C" int products_bytes() { return sizeof(Products); }
-extern "C" int products_shared_bytes() { return 4 * PRODUCTS_SHARED; }
+extern "C" int products_shared_bytes(const Products* p) { return 4 * products_shared(int(p->tile)); }

@@ -74,8 +74,9 @@ class Emulated:
 
     def sum_products(self, arguments, blocks, runs, shared_bytes):
         assert self.library.products_bytes() == 8 * len(arguments)
-        assert self.library.products_shared_bytes() == shared_bytes
-        self.library.sum_products(ctypes.c_void_p(arguments.buffer_info()[0]), blocks, runs)
+        address = ctypes.c_void_p(arguments.buffer_info()[0])
+        assert self.library.products_shared_bytes(address) == shared_bytes
+        self.library.sum_products(address, blocks, runs)
 
 
 @pytest.fixture

@@ -63,9 +63,9 @@ def test_layers_of_one_shape_have_one_product(rec, shapes, batches, masked, monk
     case = rec, record(3), record(d)[0], weights, sequences, *records, [True] * len(weights)
     taken = []
 
-    def together(left, right, products=hoisted.products_of_equals):
+    def together(left, right, dtype, products=hoisted.products_of_equals):
         taken.append(left.shape[1])
-        return products(left, right)
+        return products(left, right, dtype)
 
     monkeypatch.setattr(hoisted, "products_of_equals", together)
     found = hoisted.weight_gradients(*case)
@@ -96,3 +96,21 @@ def test_products_of_equals_round_once_in_half_precision():
     expected = torch.einsum("iln,ilk->lnk", left.double(), right.double())
     error = (hoisted.products_of_equals(left, right).double() - expected).norm() / expected.norm()
     assert error < 0.003
+
+
+@pytest.mark.skipif(not torch.cuda.is_available() or torch.version.hip is not None, reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("dtype", hoisted.HALF, ids=str)
+def test_sums_of_half_precision_are_not_rounded_on_a_gpu(dtype):
+    generator = torch.Generator("cuda").manual_seed(0)
+    rec, shapes = Recurrence("dmu", "tanh"), [(9, 3), (9, 7), (9,), *[(9, 9), (9,)] * 2, (14, 9), (14,)]
+    weights = [torch.empty(shape, device="cuda") for shape in shapes]
+
+    def record(features):
+        return torch.randn(512, 8, features, generator=generator, device="cuda").to(dtype)
+
+    records = record(7), record(trace_features(rec, weights)), record(delta_features(rec, weights))
+    case = record(3), record(7)[0], weights, Sequences(), *records
+    exact = [[w.double() for w in one] if one is weights else one.double() for one in case if one is not case[3]]
+    expected = hoisted.weight_gradients(rec, *exact[:3], Sequences(), *exact[3:], [True] * len(weights))
+    for a, b in zip(hoisted.weight_gradients(rec, *case, [True] * len(weights)), expected, strict=True):
+        assert (a.double() - b).norm() < 1e-5 * b.norm()

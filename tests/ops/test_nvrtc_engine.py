@@ -495,7 +495,7 @@ def test_zeros_without_memory_are_a_state(case, library, use_layout, monkeypatch
     mask = torch.rand(3, d, generator=generator).gt(0.3).float().to(DEVICE)
     use_layout(small(2, 2, REGISTERS))
     if library:
-        monkeypatch.setattr(nvrtc.products, "MOST_MULTIPLICATIONS", (0, 0))
+        monkeypatch.setattr(nvrtc.products, "MOST_MULTIPLICATIONS", 0)
     results = []
     for make in torch.zeros, torch._efficientzerotensor:
         state = tuple(make((3, d), device=DEVICE, dtype=torch.float32) for _ in range(rec.states))

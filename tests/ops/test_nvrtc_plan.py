@@ -23,9 +23,9 @@ def test_float32_is_split_for_the_tensor_cores_where_layers_are_wide(monkeypatch
 
 
 def test_layers_with_direct_sums_are_small():
-    def offered(cell, widths):
+    def offered(cell, widths, value=torch.float32):
         """Which: with layers that share their code, and streamed weights; or nothing."""
-        shape = Shape(cell, "tanh", widths[-1], widths, torch.bfloat16)
+        shape = Shape(cell, "tanh", widths[-1], widths, value)
         found = [layout for layout in layouts(shape, (FMA, MMA), 64, HOPPER.shared_limit, ()) if layout.direct]
         assert all(layout.product == FMA and layout.cluster == 1 for layout in found)
         return {(len(layout.stages(shape)) < len(widths), layout.streams) for layout in found}
@@ -38,6 +38,8 @@ def test_layers_with_direct_sums_are_small():
     assert offered("dmu", (64,) * 7) == {(True, False)}
     assert offered("dmu", (64,) * 30) == {(True, True)}  # each layer's weights are fetched while others are multiplied
     assert not offered("dmu", (128,) * 7)  # which are too many for that
+    # In half precision, weights take half of the shared memory.
+    assert offered("dmu", (128,) * 7, torch.bfloat16) == {(True, False)}
     assert not offered("dmu", (256, 256))
     assert not offered("lstm", (512,))
 

@@ -15,7 +15,9 @@ from deepmemory.ops.recurrence import Recurrence, Sequences
 pytestmark = NEEDS_GPU_OR_COMPILER
 
 
-def products_of(rec, weights, needs, use_layout, *, steps=5, batch=3, runs=None, lengths=None, transposed=False):
+def products_of(
+    rec, weights, needs, use_layout, *, steps=5, batch=3, runs=None, lengths=None, transposed=False, zeros=False
+):
     """Weight gradients by the kernel and by torch's products, from made-up records of the sweeps."""
     generator = torch.Generator(DEVICE).manual_seed(3)
 
@@ -31,6 +33,8 @@ def products_of(rec, weights, needs, use_layout, *, steps=5, batch=3, runs=None,
         else draw(steps, batch, weights[0].shape[-1])
     )
     y, h0 = draw(steps, batch, d), draw(batch, d)
+    if zeros:
+        h0 = torch._efficientzerotensor(h0.shape, device=DEVICE)
     trace = draw(steps, batch, trace_features(rec, weights))
     deltas = draw(steps, batch, delta_features(rec, weights))
     if lengths is not None:
@@ -69,17 +73,41 @@ def test_products_know_runs_lengths_and_direction(cell, reverse, use_layout):
     products_of(rec, WEIGHTS[cell], [True] * len(WEIGHTS[cell]), use_layout, runs=2, lengths=[5, 0, 2])
 
 
-@pytest.mark.parametrize(("d", "size"), [(3, 8), (7, 16), (13, 32), (67, 64)])
-def test_products_are_cut_into_tiles_that_fit_the_layer(d, size, use_layout):
-    weights = [(d + 1, 2 * size + 2), (d + 1, d), (d + 1,), (2 * d, d + 1), (2 * d,)]
-    assert products.table(Recurrence("dmu"), [torch.empty(w) for w in weights], 1, (True,) * 5).tile.size == size
+def tables_of(shapes, rec=None, needs=None):
+    """The products of all weights of these shapes, with every tile that they can have."""
+    weights, needs = [torch.empty(shape) for shape in shapes], tuple(needs or [True] * len(shapes))
+    return products.tables(rec or Recurrence("dmu"), weights, 1, needs)
+
+
+@pytest.mark.parametrize(("d", "size"), [(3, 8), (7, 16), (13, 32), (67, 64), (67, 32)])
+def test_products_are_cut_into_tiles_that_fit_the_layer(d, size, use_layout, monkeypatch):
+    weights = [(d + 1, 130), (d + 1, d), (d + 1,), (2 * d, d + 1), (2 * d,)]
+    sizes = [table.tile.size for table in tables_of(weights)]
+    assert sizes == ([64, 32] if d == 67 else [size])
+    monkeypatch.setattr(products, "cut", lambda *_: products.Cut(sizes.index(size), 2))
     products_of(Recurrence("dmu"), weights, [True] * 5, use_layout)
 
 
 def test_products_of_many_rows_are_cut_into_pieces(use_layout):
-    layer = products.table(Recurrence("dmu"), [torch.empty(shape) for shape in WEIGHTS["dmu"]], 1, (True,) * 5)
-    assert layer.pieces(27 * 11, 1, multiprocessors=132) == 3
+    assert products.cut(tables_of(WEIGHTS["dmu"]), 27 * 11, 1, multiprocessors=132).pieces == 3
     products_of(Recurrence("dmu"), WEIGHTS["dmu"], [True] * 5, use_layout, steps=27, batch=11)
+
+
+def test_products_keep_a_gpu_busy_without_a_second_wave_of_blocks():
+    layer = [(122, 64), (122, 122), (122,), (244, 122), (244,)]
+
+    def chosen(rows):
+        tables = tables_of(layer)
+        number, pieces = products.cut(tables, rows, 1, 132)
+        return tables[number].tile.size, tables[number].launches[0].tiles * pieces
+
+    assert chosen(32) == (32, 56)  # few rows: small tiles, and nothing to add up
+    assert chosen(3200) == (64, 252)  # that is less than two for each multiprocessor
+
+
+@pytest.mark.parametrize("needs", [[True] * 5, [False, True, True, False, False]], ids=["all", "bias with the state"])
+def test_a_single_step_from_zeros_sees_nothing_of_the_state(needs, use_layout):
+    products_of(Recurrence("dmu"), WEIGHTS["dmu"], needs, use_layout, steps=1, zeros=True)
 
 
 def test_products_nobody_asks_for_are_left_out(use_layout):
@@ -91,7 +119,7 @@ def test_products_read_x_where_it_lies(use_layout):
 
 
 def test_large_products_are_left_to_the_library(use_layout, monkeypatch):
-    monkeypatch.setattr(products, "MOST_MULTIPLICATIONS", (0, 0))
+    monkeypatch.setattr(products, "MOST_MULTIPLICATIONS", 0)
     monkeypatch.setattr(Emulated, "sum_products", None)
     for runs in (None, 2):
         products_of(
@@ -103,10 +131,10 @@ def test_large_products_are_left_to_the_library(use_layout, monkeypatch):
 def test_a_very_deep_layer_takes_two_launches(share, use_layout, monkeypatch):
     shapes = [(4, 3), (4, 5), (4,), *[(4, 4), (4,)] * 40, (10, 4), (10,)]
     needs = [True] * len(shapes)
-    table = products.table(Recurrence("dmu"), [torch.empty(shape) for shape in shapes], 1, tuple(needs))
+    (table,) = tables_of(shapes)
     assert [launch.terms[0] for launch in table.launches] == [22, 21]
     # A launch for so many multiplications; 5 steps of 3 sequences.
-    monkeypatch.setattr(products, "MOST_MULTIPLICATIONS", (share * 15 * table.multiplications, 0))
+    monkeypatch.setattr(products, "MOST_MULTIPLICATIONS", share * 15 * table.multiplications)
     with mock.patch.object(hoisted, "weight_gradients", wraps=hoisted.weight_gradients) as library:
         products_of(Recurrence("dmu"), shapes, needs, use_layout)
     assert any(call.args[1].dtype is torch.float32 for call in library.call_args_list) == (share < 0.5)
@@ -118,7 +146,7 @@ def test_biases_come_with_a_product_of_the_same_deltas(cell, use_layout):
     biases = [len(shape) == 1 for shape in shapes]
 
     def terms(needs):
-        return products.table(rec, [torch.empty(shape) for shape in shapes], 1, needs).launches[0].terms[0]
+        return tables_of(shapes, rec, needs)[0].launches[0].terms[0]
 
     recurrent = 2 if cell == "gru" else 1  # what its candidate sees of the state is a product of its own
     assert terms((True,) * len(shapes)) == sum(len(shape) == 2 for shape in shapes) + recurrent - 1

@@ -152,7 +152,8 @@ class Layer(NamedTuple):
     streamed: tuple[int, int]  # float32 numbers of memory for what a sweep, forward or backward, reads at every step
     exchanged: tuple[int, int]  # and 32-bit words of memory that teams exchange through
     kernels: dict[bool, Launcher]  # by whether they save
-    tables: dict[tuple[bool, ...], products.Table]  # of weight gradients, by which of them somebody asks for
+    tables: dict[tuple[bool, ...], list[products.Table]]  # of weight gradients, by which of them somebody asks for
+    cuts: dict[tuple[tuple[bool, ...], int], products.Cut]  # and how they are cut, for each number of steps
 
     def launcher(self, save: bool) -> Launcher:
         """The layer's kernels, compiled when first used."""
@@ -195,7 +196,7 @@ def _layer(rec: Recurrence, x: Tensor, weights: list[Tensor], sequences: Sequenc
         groups = runs * (blocks // layout.cluster)
         exchanged = groups * layout.forward.exchanged_quads * 4, groups * layout.backward.exchanged_quads * 4
         known = shape, layout, runs, blocks, threads, index, *features, places, streamed, exchanged
-        layer = _layers[key] = Layer(*known, {}, {})
+        layer = _layers[key] = Layer(*known, {}, {}, {})
     return layer
 
 
@@ -346,17 +347,20 @@ def _weight_gradients(
         return [None] * len(needs)
     runs, (steps, batch) = layer.runs, x.shape[-3:-1]
     if needs not in layer.tables:
-        layer.tables[needs] = products.table(rec, weights, runs, needs)
-    table = layer.tables[needs]
-    most = products.MOST_MULTIPLICATIONS[x.dtype is not torch.float32]
-    if runs * steps * batch * table.multiplications > most * len(table.launches):
+        layer.tables[needs] = products.tables(rec, weights, runs, needs)
+    tables = layer.tables[needs]
+    multiplications = runs * steps * batch * tables[0].multiplications
+    if multiplications > products.MOST_MULTIPLICATIONS * len(tables[0].launches):
         return hoisted.weight_gradients(rec, x, h0, weights, sequences, y, trace, deltas, needs)
-    pieces = table.pieces(steps * batch, runs, _device(layer.device).multiprocessors)
+    if (needs, steps) not in layer.cuts:
+        layer.cuts[needs, steps] = products.cut(tables, steps * batch, runs, _device(layer.device).multiprocessors)
+    number, pieces = layer.cuts[needs, steps]
+    table = tables[number]
     out = x.new_empty(pieces, table.total, dtype=torch.float32)
     x = x if x.stride(-1) == 1 else x.contiguous()
     records, _copies = _addresses([h0, y, trace, *sequences[:3]])
     row = [deltas.data_ptr(), x.data_ptr(), *records, out.data_ptr()]
-    row += (*_strides(x)[:3], steps, batch, rec.reverse, -(-steps * batch // pieces))
+    row += (*_strides(x)[:3], steps, batch, rec.reverse, -(-steps * batch // pieces), table.tile.size)
     for terms, tiles in table.launches:
         arguments = array("q", (*row, tiles, table.total)) + terms
         layer.launcher(True).sum_products(arguments, tiles * pieces, runs, table.tile.shared_bytes)

@@ -10,7 +10,7 @@
 extern "C" __global__ void LAYOUT sweep_forward(const __grid_constant__ Arguments a) { Forward(a).run_all(); }
 #if SAVE  // nobody goes back where nothing was saved
 extern "C" __global__ void LAYOUT sweep_backward(const __grid_constant__ Arguments a) { Backward(a).run_all(); }
-extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS) sum_products(const __grid_constant__ Products p) {
-    ProductTile(p).run_all();
+extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS, PRODUCT_BLOCKS) sum_products(const __grid_constant__ Products p) {
+    multiply_tiles(p);
 }
 #endif

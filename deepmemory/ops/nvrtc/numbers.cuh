@@ -256,6 +256,13 @@ DEVICE Input as_input(float x) {
     round_to(to, TENSOR_CORES && !SPLIT && VALUE == 0 ? round_to_tf32(x) : x);
     return to;
 }
+// A weight is rounded like the values, also where it is multiplied exactly.
+DEVICE Input as_weight(float x) {
+    if (TENSOR_CORES) return as_input(x);
+    Value rounded;
+    round_to(rounded, x);
+    return as_input(to_float(rounded));
+}
 // The two numbers with 11 bits, of which the tensor cores take no more, that a float32 number is the sum of but for its last
 // bits: the nearest one, and what is left, whose sign is anything.
 DEVICE Words nearest(const Words& w) {
@@ -289,7 +296,5 @@ template <int COUNT, class T> DEVICE void load_or_zero(bool there, T* to, const 
         for (int k = 0; k < COUNT; ++k) take(to[k], words, k);
     }
 }
-DEVICE float in_one_word(float first, float) { return first; }
-template <class T> DEVICE float in_one_word(T first, T second) {
-    return float_of(first.bits | unsigned(second.bits) << 16);
-}
+DEVICE unsigned in_one_word(float first, float) { return bits_of(first); }
+template <class T> DEVICE unsigned in_one_word(T first, T second) { return first.bits | unsigned(second.bits) << 16; }

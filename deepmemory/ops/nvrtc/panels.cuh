@@ -1,6 +1,22 @@
 // Products of the weights that a block owns with its rows' inputs.
 
 constexpr int PADDED_ROWS = TENSOR_CORES ? round_up(ROWS, 8) : ROWS;
+constexpr int LOADED_REGISTERS = 64;  // of a lane, for weights on their way to shared memory: short sequences wait for them
+
+// Four weights as they stay in shared memory, where those of exact products in half precision take half of the room, and of
+// the time to read them.
+template <class T> struct alignas(8) PackedQuad { unsigned words[2]; };
+constexpr bool PACKED = !TENSOR_CORES && sizeof(Value) == 2;
+template <bool> struct StayingQuad { typedef Quad type; };
+template <> struct StayingQuad<true> { typedef PackedQuad<Value> type; };
+typedef StayingQuad<PACKED>::type Staying;
+DEVICE Quad unpacked(const Quad& q) { return q; }
+template <class T> DEVICE Quad unpacked(const PackedQuad<T>& q) {
+    T numbers[4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) take(numbers[k], q.words, k);
+    return {to_float(numbers[0]), to_float(numbers[1]), to_float(numbers[2]), to_float(numbers[3])};
+}
 
 template <int STAGE, bool BACK> struct Product;
 template <int STAGE> struct Product<STAGE, false> {  // from a layer's inputs to its outputs
@@ -157,7 +173,7 @@ constexpr int BARRIERS = 4, ROW_BUFFERS = TEAM ? 1 : 2;
 template <bool BACK> constexpr int rows_in_shared() { return STRAIGHT[BACK] ? 0 : ROW_BUFFERS * buffer_floats<BACK>(); }
 template <bool BACK> constexpr int shared_size() {
     return BARRIERS + rows_in_shared<BACK>() + sums_size<BACK>() + round_up(ROWS, 4) +
-           round_up(biases_in_shared<BACK>(), 4) + 4 * quads_in_shared<BACK>() + ring_floats<BACK>();
+           round_up(biases_in_shared<BACK>(), 4) + int(sizeof(Staying)) / 4 * quads_in_shared<BACK>() + ring_floats<BACK>();
 }
 
 // Weights that find no room on the chip come from global memory at every step, always in the same order. Each warp has an
@@ -176,10 +192,10 @@ template <bool BACK> struct Stream {
     int owed = 0;            // slots that have been used, and are released where there is time for it
     Quad held[HOLDS ? SLOT[BACK] : 1];
 
-    DEVICE void place(Quad* shared, Quad* in_global) {
+    DEVICE void place(void* shared, Quad* in_global) {
         const int warp = thread_index() / 32;
-        ring = shared + warp * (LENGTH * QUADS);
-        arrivals = reinterpret_cast<Arrival*>(shared + WARPS * (LENGTH * QUADS)) + warp * LENGTH;
+        ring = static_cast<Quad*>(shared) + warp * (LENGTH * QUADS);
+        arrivals = reinterpret_cast<Arrival*>(static_cast<Quad*>(shared) + WARPS * (LENGTH * QUADS)) + warp * LENGTH;
         far = in_global + warp * (streamed_slots<BACK>() * QUADS);
         for (int k = 0; k < LENGTH; ++k) open_arrival(arrivals + k);
     }
@@ -405,7 +421,7 @@ template <int STAGE, bool BACK> struct Panel {
     Quad kept[larger(1, S::items_per_warp * S::kept * J)];
     float bias[looped ? 1 : S::items_per_warp * J];
     const float* biases;   // [REPEAT, padded_outputs] of layers that share their code
-    const Quad* shared;    // [units, sets, J, lanes]
+    const Staying* shared;  // [units, sets, J, lanes]
     // DIRECT sweeps read some of these weights before the barrier that a product's inputs wait for, so that so many units have
     // theirs in registers when it begins, and some of the inputs right after it: before they come, there is time to store what
     // the layer before has left. At most so many quads of each, but for one unit of the inputs.
@@ -414,7 +430,7 @@ template <int STAGE, bool BACK> struct Panel {
     static constexpr int early = smaller(S::units_per_item - S::kept, READ_EARLY / J), in_registers = S::kept + early;
     static constexpr int at_once = smaller(larger(1, in_registers), larger(1, READ_EARLY / S::rows));  // units of inputs
     static constexpr bool reads_early = READ_EARLY && in_registers > 0;
-    Quad prepared[larger(1, early * J)];
+    Staying prepared[larger(1, early * J)];  // as they came: to unpack them would wait for them
     Quad first[reads_early ? at_once * S::rows : 1];
 
     // What a lane fetches of a matrix at once: RUN inputs that follow one another, of one output or, for a tile of the tensor
@@ -456,7 +472,7 @@ template <int STAGE, bool BACK> struct Panel {
     DEVICE static void quads(const Fetched& from, Quad* to, int apart) {
         const auto word = [&](int run, int k) {  // as many inputs as it holds
             const Weight* at = from.runs[run] + k * IN_WORD;
-            return in_one_word(as_input(to_float(at[0])), as_input(to_float(at[IN_WORD - 1])));
+            return float_of(in_one_word(as_weight(to_float(at[0])), as_weight(to_float(at[IN_WORD - 1]))));
         };
         if constexpr (TENSOR_CORES) {
             to[0] = {word(0, 0), word(1, 0), word(0, 1), word(1, 1)};
@@ -465,12 +481,18 @@ template <int STAGE, bool BACK> struct Panel {
             to[0] = {word(0, 0), word(0, 1), word(0, 2), word(0, 3)};
         }
     }
+    template <class T> DEVICE static void quads(const Fetched& from, PackedQuad<T>* to, int) {
+        T numbers[4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) round_to(numbers[k], to_float(from.runs[0][k]));
+        *to = {in_one_word(numbers[0], numbers[1]), in_one_word(numbers[2], numbers[3])};
+    }
     // Puts the units that stay in shared memory, counted through all layers, in the order in which warps read them; several
     // loads at once are on their way.
-    DEVICE static const Quad* fill_shared(const Arguments& a, int run, int rank, Quad*& memory) {
+    DEVICE static const Staying* fill_shared(const Arguments& a, int run, int rank, Staying*& memory) {
         constexpr int of_unit = S::quads_of_unit / RUNS, of_item = J / RUNS * S::lanes, size = S::shared * of_unit;
-        constexpr int at_once = 4 / RUNS;
-        Quad* to = memory;
+        constexpr int at_once = larger(1, smaller(8, LOADED_REGISTERS * 4 / int(sizeof(Fetched))));
+        Staying* to = memory;
         for (int begin = thread_index(); begin < size; begin += at_once * THREADS) {
             Fetched all[at_once];
 #pragma unroll
@@ -530,7 +552,7 @@ template <int STAGE, bool BACK> struct Panel {
     }
 
     // Brings weights to where they stay: `pool` is what is left of the shared memory, `spare` is room for biases.
-    DEVICE void load(const Arguments& a, int run, int rank, float*& spare, Quad*& pool) {
+    DEVICE void load(const Arguments& a, int run, int rank, float*& spare, Staying*& pool) {
         const int lane = thread_index() % S::lanes, warp = thread_index() / 32;
         shared = fill_shared(a, run, rank, pool);
         if constexpr (looped) {
@@ -571,12 +593,12 @@ template <int STAGE, bool BACK> struct Panel {
             for (int q = 0; q < S::kept; ++q) sum.add(kept + (i * S::kept + q) * J, q);
             const int here = S::streamed ? units_on_chip<STAGE, BACK>(layer) : S::units_per_item;
             const int lane = thread_index() % S::lanes;
-            const Quad* from = shared + (layer * S::units_per_item * S::items + item) * (J * S::lanes) + lane;
+            const Staying* from = shared + (layer * S::units_per_item * S::items + item) * (J * S::lanes) + lane;
             Quad w[J];
 #pragma unroll 4
             for (int q = S::kept; q < here; ++q) {
 #pragma unroll
-                for (int j = 0; j < J; ++j) w[j] = from[((q - S::kept) * S::items * J + j) * S::lanes];
+                for (int j = 0; j < J; ++j) w[j] = unpacked(from[((q - S::kept) * S::items * J + j) * S::lanes]);
                 sum.add(w, q);
             }
             if constexpr (S::streamed > 0) {
@@ -614,13 +636,13 @@ template <int STAGE, bool BACK> struct Panel {
         const int slice = thread_index() / 32, lane = thread_index() % 32;
         const bool busy = S::items == WARPS || slice < S::items;
         const int here = S::streamed ? units_on_chip<STAGE, BACK>(layer) : units;
-        const Quad* from = shared + (layer * units * S::items + slice) * (J * S::lanes) + lane;
+        const Staying* from = shared + (layer * units * S::items + slice) * (J * S::lanes) + lane;
         int used = 0, released = 0;  // slots, each with all units that it has
         const auto weights = [&](Quad* w, int q) {  // of unit q
             if (q < S::kept || S::streamed == 0 || q < here) {
 #pragma unroll
                 for (int j = 0; j < J; ++j)
-                    w[j] = q < S::kept ? kept[q * J + j] : from[((q - S::kept) * S::items * J + j) * S::lanes];
+                    w[j] = q < S::kept ? kept[q * J + j] : unpacked(from[((q - S::kept) * S::items * J + j) * S::lanes]);
                 return;
             }
             const int slot = ((q - here) / in_slot - released) * taken, row = (q - here) % in_slot * S::rows_of_unit;
@@ -667,7 +689,7 @@ template <int STAGE, bool BACK> struct Panel {
     }
     DEVICE static int part_of(int item) { return S::items == S::groups ? 0 : item / S::groups; }
     DEVICE static int group_of(int item) { return S::items == S::groups ? item : item % S::groups; }
-    DEVICE Quad in_shared(int layer, int unit, int group, int j) const {  // of this lane
+    DEVICE Staying in_shared(int layer, int unit, int group, int j) const {  // of this lane
         const int set = (on_chip_before<STAGE, BACK>(layer) * S::units_per_item + unit - S::kept) * S::sets + group;
         return shared[set * (J * S::lanes) + j * S::lanes + thread_index() % S::lanes];
     }
@@ -708,9 +730,13 @@ template <int STAGE, bool BACK> struct Panel {
                 for (int q = begin; !are_here && q < smaller(begin + at_once, in_registers); ++q)
                     sum.read(read_now + (q - begin) * S::rows, q);
 #pragma unroll
-                for (int q = begin; q < smaller(begin + at_once, in_registers); ++q)
-                    sum.add(q < S::kept ? kept + (i * S::kept + q) * J : prepared + (q - S::kept) * J,
-                            (are_here ? first : read_now) + (q - begin) * S::rows);
+                for (int q = begin; q < smaller(begin + at_once, in_registers); ++q) {
+                    Quad w[J];
+#pragma unroll
+                    for (int j = 0; j < J; ++j)
+                        w[j] = q < S::kept ? kept[(i * S::kept + q) * J + j] : unpacked(prepared[(q - S::kept) * J + j]);
+                    sum.add(w, (are_here ? first : read_now) + (q - begin) * S::rows);
+                }
             }
             if (S::streamed && units_on_chip<STAGE, BACK>(layer) == 0) {
 #pragma unroll
@@ -721,7 +747,7 @@ template <int STAGE, bool BACK> struct Panel {
                 for (int q = in_registers; q < S::units_per_item; ++q) {
                     Quad w[J];
 #pragma unroll
-                    for (int j = 0; j < J; ++j) w[j] = in_shared(layer, q, group, j);
+                    for (int j = 0; j < J; ++j) w[j] = unpacked(in_shared(layer, q, group, j));
                     sum.add(w, q);
                 }
             }
@@ -739,7 +765,7 @@ template <int STAGE, bool BACK> struct Panel {
 template <bool BACK, int STAGE = 0> struct Panels {
     Panel<STAGE, BACK> panel;
     Panels<BACK, STAGE + 1> deeper;
-    DEVICE void load(const Arguments& a, int run, int rank, float* spare, Quad*& pool) {
+    DEVICE void load(const Arguments& a, int run, int rank, float* spare, Staying*& pool) {
         panel.load(a, run, rank, spare, pool);
         deeper.load(a, run, rank, spare, pool);
     }
@@ -754,6 +780,6 @@ template <bool BACK, int STAGE = 0> struct Panels {
     }
 };
 template <bool BACK> struct Panels<BACK, STAGES> {
-    DEVICE void load(const Arguments&, int, int, float*, Quad*&) {}
+    DEVICE void load(const Arguments&, int, int, float*, Staying*&) {}
     DEVICE Quad* fill_stream(const Arguments&, int, int, Quad* to) const { return to; }
 };

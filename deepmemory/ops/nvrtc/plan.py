@@ -417,9 +417,10 @@ def lay_out(
             floats = _register_floats(shape, product, warps, spreads, elements)
             if direct:
                 floats = max(0, min(floats, _registers_left(stages, spreads)))
-        sweep = _place(spreads, stages, warps, floats, *shared_memory, whole=bool(direct))
+        quad = 2 if product == FMA and shape.value.itemsize == 2 else 4
+        sweep = _place(spreads, stages, warps, floats, *shared_memory, quad, whole=bool(direct))
         if any(sweep.streamed) and product in ON_TENSOR_CORES and warps > FEW_WARPS:  # no registers are left
-            sweep = _place(spreads, stages, warps, 0, *shared_memory)
+            sweep = _place(spreads, stages, warps, 0, *shared_memory, quad)
         if not team:
             return sweep
         words = _words_of_row(shape, product, cluster, backward, straight)
@@ -495,15 +496,16 @@ def _place(
     used: int,
     shared_limit: int,
     ahead_bytes: int,
+    quad: int,
     whole: bool = False,
 ) -> Sweep:
-    """Where the weights of a sweep stay, beside ``used`` floats of shared memory.
+    """Where the weights of a sweep stay, beside ``used`` floats of shared memory, where four of them take ``quad``.
 
     Where some find no room, a part of the shared memory is for those that are on their way. With ``whole``, those of
     layers that share their code are on the chip or not, layer by layer.
     """
     room, ahead, ring = shared_limit // 4 - used, 0, 0
-    kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room, whole)
+    kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room, quad, whole)
     rows = [
         spread.rows_of_unit * min(count, spread.units_per_item)
         for spread, count in zip(spreads, streamed, strict=True)
@@ -519,7 +521,7 @@ def _place(
                 break
         ahead = max(wanted // level, *(_slots_at_once(spread, slot) for spread in spreads))
         ring = -(-ahead * level // 4) * 4
-        kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room - ring, whole)
+        kept, shared, streamed, floats = _fill(spreads, stages, register_floats, room - ring, quad, whole)
     slots = 0
     for spread, (_, repeat), on_chip in zip(spreads, stages, map(sum, zip(kept, shared, strict=True)), strict=True):
         all_units, in_slot = spread.units_per_item, max(1, slot // spread.rows_of_unit)
@@ -549,7 +551,12 @@ def _slots_at_once(spread: Spread, slot: int) -> int:
 
 
 def _fill(
-    spreads: list[Spread], stages: list[tuple[Layer, int]], register_floats: int, room: int, whole: bool = False
+    spreads: list[Spread],
+    stages: list[tuple[Layer, int]],
+    register_floats: int,
+    room: int,
+    quad: int,
+    whole: bool = False,
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
     """Units of each stage in registers, in shared memory and streamed, and the floats of shared memory they take."""
     registers, used = register_floats // 4, 0
@@ -557,7 +564,7 @@ def _fill(
     # With `whole`, what is left by layers that are alone is for the others.
     for index in sorted(range(len(stages)), key=lambda index: whole and stages[index][1] > 1):
         spread, (_, repeat) = spreads[index], stages[index]
-        units, floats = repeat * spread.units_per_item, 4 * spread.quads_of_unit
+        units, floats = repeat * spread.units_per_item, quad * spread.quads_of_unit
         # Registers cannot be told apart at run time, as layers that share their code are.
         kept[index] = min(units, registers // spread.quads_kept_per_unit) if repeat == 1 else 0
         registers -= kept[index] * spread.quads_kept_per_unit

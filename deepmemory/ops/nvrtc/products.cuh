@@ -24,17 +24,21 @@ struct Products {          // as Arguments, a row of int64
     int64 x_run, x_step, x_row;
     int64 steps, batch, reverse;
     int64 share;  // rows of a piece
+    int64 tile;   // LARGE_TILE or SMALL_TILE
     int64 tiles, total;
     int64 terms;
     Term term[TERMS];
 };
-// A block makes TILE x TILE outputs. A thread fetches columns of a tile, so small layers have small ones.
+// A block makes TILE x TILE outputs. A thread fetches columns of a tile, so small layers have small ones. Large layers have the
+// choice: over few rows, many small tiles keep more of a GPU busy.
 constexpr int most_outputs(int s) { return s == STAGES ? 0 : larger(gates(s) * features(s), most_outputs(s + 1)); }
-constexpr int TILE = most_outputs(0) <= 8 ? 8 : most_outputs(0) <= 16 ? 16 : most_outputs(0) <= 32 ? 32 : 64;
-constexpr int CHUNK = 2048 / TILE;  // rows in shared memory
+constexpr int LARGE_TILE = most_outputs(0) <= 8 ? 8 : most_outputs(0) <= 16 ? 16 : most_outputs(0) <= 32 ? 32 : 64;
+constexpr int SMALL_TILE = smaller(LARGE_TILE, 32);
 constexpr int PRODUCT_THREADS = 256;
-constexpr int TILE_STRIDE = TILE + 4;  // neighbouring rows begin in different banks
-constexpr int PRODUCTS_SHARED = 2 * CHUNK * TILE_STRIDE;  // floats
+constexpr int PRODUCT_BLOCKS = 2;  // of a multiprocessor at once: their registers suffice
+constexpr int chunk_of(int tile) { return 2048 / tile; }  // rows in shared memory
+constexpr int tile_stride(int tile) { return tile + 4; }  // neighbouring rows begin in different banks
+constexpr int products_shared(int tile) { return 2 * chunk_of(tile) * tile_stride(tile); }  // floats
 
 // a / b of numbers below 2^22, in a fifth of the instructions of a division.
 DEVICE int quotient(int a, int b) {
@@ -44,8 +48,10 @@ DEVICE int quotient(int a, int b) {
 
 // One tile of one term, over one piece of the rows (t, b) of one run. A thread makes 4 x 4 outputs; where a tile is
 // narrow the threads that are left over take other rows of the chunk.
-struct ProductTile {
+template <int TILE> struct ProductTile {
+    static constexpr int CHUNK = chunk_of(TILE), TILE_STRIDE = tile_stride(TILE);
     static constexpr int ROW_STEP = PRODUCT_THREADS / TILE, FETCHED = CHUNK / ROW_STEP;
+    static_assert(17 * PRODUCT_THREADS <= products_shared(TILE), "the sums of all threads fit into the memory of a chunk");
     const Products& p;
     const int piece;
     const Term& term;
@@ -85,7 +91,8 @@ struct ProductTile {
         lefts = smaller(TILE, int(term.lefts) - left0), rights = smaller(TILE, int(term.rights) - right0);
 
         const int rows = int(p.steps) * batch, begin = piece * int(p.share);
-        next = begin + thread_index() / TILE, end = smaller(begin + int(p.share), rows);
+        const bool zeros = of_state && p.steps == 1 && !p.h0 && term.bias < 0;  // a single step sees nothing else of the state
+        next = begin + thread_index() / TILE, end = zeros ? begin : smaller(begin + int(p.share), rows);
         t = next / batch, b = next - t * batch;
         const int column = thread_index() % TILE;
         const int64 all = int64(run) * rows, right = right0 + smaller(column, rights - 1);
@@ -195,4 +202,7 @@ struct ProductTile {
         }
     }
 };
-static_assert(17 * PRODUCT_THREADS <= PRODUCTS_SHARED, "the sums of all threads fit into the memory of a chunk");
+DEVICE void multiply_tiles(const Products& p) {
+    if (SMALL_TILE < LARGE_TILE && p.tile == SMALL_TILE) ProductTile<SMALL_TILE>(p).run_all();
+    else ProductTile<LARGE_TILE>(p).run_all();
+}

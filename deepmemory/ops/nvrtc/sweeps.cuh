@@ -50,7 +50,7 @@ template <bool BACK> struct Sweep {
         for (int row = thread_index(); row < ROWS; row += THREADS)
             limits[row] = (!in_batch(row) ? 0 : a.lengths ? int(a.lengths[sequence(row)]) : steps) - skipped;
         float* spare = reinterpret_cast<float*>(limits + round_up(ROWS, 4));
-        Quad* pool = reinterpret_cast<Quad*>(spare + round_up(biases_in_shared<BACK>(), 4));
+        Staying* pool = reinterpret_cast<Staying*>(spare + round_up(biases_in_shared<BACK>(), 4));
         panels.load(a, run, rank, spare, pool);
         if constexpr (streams) {
             stream.place(pool, a.streamed + (int64(run) * CLUSTER + rank) * streamed_quads<BACK>());
