@@ -1,1 +1,1 @@
-"""The lab: trains with the library, repeats the paper's experiments and shows what came out."""
+"""The lab: trains with the library, repeats the paper's experiments and shows the results."""

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 
 def main() -> None:
-    """Run the command, or say what to install for it: the library comes without the lab's packages."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a script's & ignores it
+    """Run the command, or say how to install the lab's packages: the library comes without them."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored after & in a script
         signal.signal(signal.SIGINT, interrupt)
     try:
         from deepmemory.lab import cli
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def stop() -> NoReturn:
-    """End after Ctrl-C."""
+    """Exit after Ctrl-C."""
     print("\nstopped", file=sys.stderr)
     sys.exit(130)
 
@@ -37,14 +37,14 @@ interruptions = 0
 
 
 def interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """The first Ctrl-C stops the command in an orderly way, the second asks for patience, the third kills it."""
+    """The first Ctrl-C stops the command in an orderly way, the second prints a message, the third exits at once."""
     global interruptions
     interruptions += 1
     if interruptions == 1:
         raise KeyboardInterrupt
     if interruptions > 2:
         os._exit(130)
-    os.write(2, b"\nstopping; press Ctrl-C once more to end at once (what is recorded is safe)\n")
+    os.write(2, b"\nstopping; press Ctrl-C again to exit at once (everything recorded is safe)\n")
 
 
 if __name__ == "__main__":

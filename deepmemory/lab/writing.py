@@ -1,4 +1,4 @@
-"""Safe writing into folders that may come from somebody else: names are never paths, and no link is followed."""
+"""Safe writing into folders that may come from somebody else: names are never paths, and links are not followed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import IO, Any
 
 PLAIN = frozenset("abcdefghijklmnopqrstuvwxyz0123456789-._")  # no capitals: some file systems do not distinguish them
-ABANDONED = 3600.0  # seconds after which a file that was not finished has no process that writes it
+ABANDONED = 3600.0  # age in seconds from which on no process is taken to be writing a partial file
 LONGEST = 120  # characters of a name; file systems allow 255 bytes, and dots and endings are added
 
 
 class LinkError(ValueError):
-    """There is a link where the lab would write: it may lead anywhere."""
+    """The lab would write through a link, which may lead anywhere."""
 
 
 def file_name(text: str) -> str:
@@ -49,14 +49,14 @@ def without_links(root: Path, *names: str) -> Path:
 
 
 def put(path: Path, data: bytes, lasting: bool = False) -> None:
-    """Write a file whole or not at all, whoever else writes it; a link of that name is replaced, not followed.
+    """Write a file atomically, even if several processes write it; a link of that name is replaced, not followed.
 
-    ``lasting`` waits until the file would survive a loss of power.
+    ``lasting`` waits until the file would survive a power failure.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):  # by processes that were killed
-        with suppress(FileNotFoundError):  # others may clear up, too
+        with suppress(FileNotFoundError):  # another process may have removed it
             if left == partial or time.time() - left.lstat().st_mtime > ABANDONED:
                 left.unlink()
     try:
@@ -79,7 +79,7 @@ def put(path: Path, data: bytes, lasting: bool = False) -> None:
 
 
 def open_own(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
-    """Open a file that stays in place, such as a lock; links and hard links are refused."""
+    """Open a file in place, such as a lock file; symbolic and hard links are refused."""
 
     def opener(name: str, flags: int) -> int:
         return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)

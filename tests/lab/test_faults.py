@@ -291,15 +291,15 @@ def noted(**changes):
 
 
 DAMAGES = {
-    "pickle": (lambda path, out: path.write_bytes(pickle.dumps(Payload())), "not a checkpoint that can be used"),
-    "torch.save": (lambda path, out: torch.save({"weights": Payload()}, path), "not a checkpoint that can be used"),
-    "cut": (lambda path, out: path.write_bytes(path.read_bytes()[:-9]), "not a checkpoint that can be used"),
-    "empty": (lambda path, out: path.write_bytes(b""), "not a checkpoint that can be used"),
-    "a folder": (lambda path, out: (path.unlink(), path.mkdir()), "not a checkpoint that can be used"),
+    "pickle": (lambda path, out: path.write_bytes(pickle.dumps(Payload())), "cannot be used as a checkpoint"),
+    "torch.save": (lambda path, out: torch.save({"weights": Payload()}, path), "cannot be used as a checkpoint"),
+    "cut": (lambda path, out: path.write_bytes(path.read_bytes()[:-9]), "cannot be used as a checkpoint"),
+    "empty": (lambda path, out: path.write_bytes(b""), "cannot be used as a checkpoint"),
+    "a folder": (lambda path, out: (path.unlink(), path.mkdir()), "cannot be used as a checkpoint"),
     "version": (other_version, "its format is '99', this version reads format 2"),
     "study": (other_study, "it belongs to the study 'adding-dmu-"),
-    "rows": (noted(rows=[0, 1, 2]), "rows should name some of 2 runs"),
-    "states": (noted(state=["fine", "fine"]), "state should be a list of 2"),
+    "rows": (noted(rows=[0, 1, 2]), "rows should list some of 2 runs"),
+    "states": (noted(state=["fine", "fine"]), "state should be a list of 2 valid values"),
     "no note": (lambda path, out: save_file(load_file(path), path), "its format is None"),
     "no digest": (lambda path, out: save_file(load_file(path), path, notes_of(path)), "it has no 'sha256'"),
 }

@@ -105,7 +105,7 @@ def test_neither_does_one_of_searches(tmp_path):
     (tmp_path / "sweeps.sqlite").rename(tmp_path / "records.sqlite")
     spoil(tmp_path, "DROP TABLE trials", f"CREATE VIEW trials AS {FOREVER} AS trial_id, i AS study_id FROM n")
     (tmp_path / "records.sqlite").rename(tmp_path / "sweeps.sqlite")
-    assert "'trials' should be a table of values, it is a view" in refusal(tmp_path)
+    assert "'trials' should be a table of values, got a view" in refusal(tmp_path)
 
 
 def settings_with(out, **changes):
@@ -152,7 +152,7 @@ VALUES = {
 @pytest.mark.parametrize("column", VALUES)
 def test_a_row_has_the_values_of_a_run(received, column):
     spoil(received, (f"UPDATE run SET {column} = ? WHERE seed = 0", (VALUES[column],)))
-    assert "is not one of a run" in refusal(received)
+    assert "is not a valid run" in refusal(received)
 
 
 SEVEN = b"\0\0\0\0" * 7
@@ -163,7 +163,9 @@ SEVEN = b"\0\0\0\0" * 7
 )
 def test_values_are_as_many_as_their_names(received, statement):
     spoil(received, (statement, (SEVEN,)))
-    assert "7 values, where there should be one for each of " in refusal(received)
+    error = refusal(received)
+    assert "expected one value for each of " in error
+    assert "got 7 values" in error
 
 
 def test_texts_from_records_are_texts_on_every_page(received):

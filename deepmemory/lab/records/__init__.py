@@ -1,4 +1,4 @@
-"""What was trained and measured, on disk: database, checkpoints, merging, provenance."""
+"""The records of studies on disk: database, checkpoints, merging, provenance."""
 
 from deepmemory.lab.records.checkpoints import (
     best_weights,

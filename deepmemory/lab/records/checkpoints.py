@@ -20,13 +20,13 @@ from deepmemory.lab.records.errors import MALFORMED, RecordsError, shown
 from deepmemory.lab.writing import put
 
 CHECKPOINT_FORMAT = 2
-LARGEST_HEADER = 2**24  # bytes of names, shapes and notes: enough for 100,000 runs
+LARGEST_HEADER = 2**24  # bytes of names, shapes and metadata: enough for 100,000 runs
 
 Kind = tuple[tuple[int, ...], torch.dtype]  # shape and type of a tensor
 
 
 def save_checkpoint(path: Path, tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-    """Write a checkpoint, whole or not at all."""
+    """Write a checkpoint atomically."""
     write_whole(path, checkpoint_bytes(tensors, info, path.parent.name))
 
 
@@ -36,7 +36,7 @@ def checkpoint_bytes(tensors: dict[str, Tensor], info: dict[str, Any], study: st
 
 
 def signed_bytes(tensors: Mapping[str, Tensor], noted: dict[str, str]) -> bytes:
-    """The contents of a safetensors file with these notes and the sha256 of everything."""
+    """The contents of a safetensors file with this metadata and the sha256 of everything."""
     from safetensors.torch import save
 
     stored = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
@@ -44,7 +44,7 @@ def signed_bytes(tensors: Mapping[str, Tensor], noted: dict[str, str]) -> bytes:
 
 
 def checkpoint_digest(tensors: Mapping[str, Tensor], noted: Mapping[str, str]) -> str:
-    """The sha256 of all contents of a checkpoint: the notes, and each tensor's name, type, shape and bytes."""
+    """The sha256 of a checkpoint's contents: the metadata, and each tensor's name, type, shape and bytes."""
     digest = hashlib.sha256(json.dumps(noted, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
@@ -53,18 +53,18 @@ def checkpoint_digest(tensors: Mapping[str, Tensor], noted: Mapping[str, str]) -
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Put a file in place whole or not at all, safe from a loss of power."""
+    """Write a file atomically, safe from power failures."""
     try:
         put(path, data, lasting=True)
     except OSError as error:
         raise RecordsError(
-            f"{path} cannot be written: {error.strerror or error}. The file before it is safe; once this is solved, "
+            f"{path} cannot be written: {error.strerror or error}. The previous file is safe; once this is solved, "
             "the same command resumes"
         ) from error
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a checkpoint, on the CPU, and the notes beside them."""
+    """The tensors of a checkpoint, on the CPU, and its metadata."""
     from safetensors import SafetensorError
 
     try:
@@ -76,14 +76,14 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         first = next(iter(str(error).splitlines()), type(error).__name__)
         reason = f"it has no {first}" if isinstance(error, KeyError) else first
         raise RecordsError(
-            f"{path} is not a checkpoint that can be used here: {reason}. It was not loaded. Move it away, and its "
-            "runs start again, except those that have finished; the records stay as they are"
+            f"{path} cannot be used as a checkpoint: {reason}. It was not loaded. Move it away, and its runs start "
+            "again, except those that have finished; the records stay as they are"
         ) from error
     return tensors, info
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The contents of a checkpoint that is unchanged since it was written and in the folder of its own study."""
+    """Read a checkpoint; raise if it was changed after it was written, or is in the folder of another study."""
     tensors, noted = read_signed(path, str(CHECKPOINT_FORMAT))
     if noted["study"] != path.parent.name and path.parent.parent.name == "checkpoints":
         raise ValueError(f"it belongs to the study {shown(noted['study'])}")
@@ -91,7 +91,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def read_signed(path: Path, format: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and notes of a safetensors file of this format that is unchanged since it was written."""
+    """Read tensors and metadata; raise if the file has another format or was changed after it was written."""
     from safetensors import safe_open
 
     if path.exists() and not path.is_file():
@@ -111,10 +111,10 @@ def read_signed(path: Path, format: str) -> tuple[dict[str, Tensor], dict[str, s
 
 
 def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
-    """Refuse a checkpoint that a group of runs cannot be made of.
+    """Raise if a group of runs cannot be restored from a checkpoint.
 
-    The notes have an entry for each run, the stacked tensors a row for each run that still trains. Every tensor has the
-    name, shape and type that follow from those of the best weights, and there is no other: Adam relies on that.
+    The metadata must have an entry for each run, and the stacked tensors a row for each run in ``rows``. Every tensor
+    must have the name, shape and type that follow from the best weights, with no tensor beyond these, as Adam needs.
     """
     seeds, rows, epoch = info["seeds"], info["rows"], info["epoch"]
     runs = range(len(seeds))
@@ -124,10 +124,10 @@ def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
 
     if not (seeds and whole(epoch, *seeds, *rows) and len(set(seeds)) == len(seeds)):
         raise ValueError(
-            f"seeds, rows and epoch should be whole numbers, are {shown(seeds)}, {shown(rows)} and {shown(epoch)}"
+            f"seeds, rows and epoch should be whole numbers, got {shown(seeds)}, {shown(rows)} and {shown(epoch)}"
         )
     if not (rows and sorted(set(rows)) == rows and rows[-1] in runs):
-        raise ValueError(f"rows should name some of {len(seeds)} runs in order, are {shown(rows)}")
+        raise ValueError(f"rows should list some of {len(seeds)} runs in order, got {shown(rows)}")
     for name, valid in (
         ("state", lambda state: state in STATES),
         ("under", whole),
@@ -135,13 +135,13 @@ def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
     ):
         values = info[name]
         if not (isinstance(values, list) and len(values) == len(seeds) and all(map(valid, values))):
-            raise ValueError(f"{name} should be a list of {len(seeds)}, is {shown(values)}")
+            raise ValueError(f"{name} should be a list of {len(seeds)} valid values, got {shown(values)}")
     found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
     expected: dict[str, Kind] = {"best_loss": ((len(seeds),), torch.float64)}
     for name, (shape, dtype) in found.items():
         if name.startswith("best."):
             if dtype not in (torch.float32, torch.float64):
-                raise ValueError(f"{shown(name)} should be of float32 or float64, is of {dtype}")
+                raise ValueError(f"{shown(name)} should be float32 or float64, got {dtype}")
             own = name.removeprefix("best.")
             stack = (len(rows), *shape[1:]), dtype
             expected |= {name: ((len(seeds), *shape[1:]), dtype), f"weights.{own}": stack}
@@ -151,7 +151,7 @@ def check_checkpoint(tensors: dict[str, Tensor], info: dict[str, Any]) -> None:
 
 
 def compare_tensors(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> None:
-    """Raise with the first name whose tensor is not the expected one."""
+    """Raise an error with the name of the first tensor that is not as expected."""
 
     def words(kind: Kind | None) -> str:
         return "missing" if kind is None else f"{kind[0]} of {str(kind[1]).removeprefix('torch.')}"
@@ -166,7 +166,7 @@ def compare_tensors(found: Mapping[str, Kind], expected: Mapping[str, Kind]) -> 
 def check_network(
     weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, path: Path | str
 ) -> None:
-    """Refuse weights of one run, from a checkpoint at ``path``, that are not those of a network with these shapes."""
+    """Raise if the weights of one run, from the checkpoint ``path``, do not fit a network with these shapes."""
     found = {name: (tuple(weight.shape), weight.dtype) for name, weight in weights.items()}
     try:
         compare_tensors(found, {name: (shape, dtype) for name, shape in shapes.items()})
@@ -195,5 +195,5 @@ def last_weights(path: Path, seed: int) -> dict[str, Tensor]:
 
 
 def row_of(tensors: Mapping[str, Tensor], prefix: str, row: int) -> dict[str, Tensor]:
-    """One row of the tensors whose names begin like this, under the rest of their names."""
+    """One row of all tensors whose names start with ``prefix``, by name without the prefix."""
     return {name.removeprefix(prefix): t[row].clone() for name, t in tensors.items() if name.startswith(prefix)}

@@ -143,8 +143,8 @@ class Records:
         self.write = False  # until the file is known to have our format
         if lacks_its_log(path):
             print(
-                f"warning: {path} was copied while a command was writing to it, or after one was killed, without "
-                f"{path.name}-wal, which holds the newest numbers: some may be missing. Copy both files",
+                f"warning: {path} was copied while a command was writing to it, or after one was killed, but "
+                f"{path.name}-wal was not. The newest numbers may be missing; copy both files",
                 file=sys.stderr,
             )
         with explained(path):
@@ -176,15 +176,15 @@ class Records:
         """Close the database and leave a single file that can be copied."""
         if self.write:
             self.db.execute("PRAGMA busy_timeout=0")
-            for pause in (0, os.getpid() % 97 / 1000):  # two that close at once are in each other's way, but only once
+            for pause in (0, os.getpid() % 97 / 1000):  # two that close at once block each other, but only once
                 time.sleep(pause)
-                with suppress(sqlite3.Error):  # another process is at work and will do it, or the file is damaged
+                with suppress(sqlite3.Error):  # another process is writing and will do it, or the file is damaged
                     self.db.execute("PRAGMA journal_mode=DELETE")
                     break
         self.db.close()
 
     def _prepare(self) -> None:
-        """Allow readers beside one writer, lose nothing when the power fails, and create missing tables."""
+        """Allow readers beside one writer, survive power failures, and create missing tables."""
         retry_while_locked(lambda: self.db.execute("PRAGMA journal_mode=WAL"))
         self.db.execute("PRAGMA synchronous=FULL")
         self.db.execute("PRAGMA wal_autocheckpoint=1")  # after every commit: a copy of the file alone lacks little
@@ -196,14 +196,14 @@ class Records:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """A transaction: it is written whole or not at all, also if the process dies or the disk is full."""
+        """A transaction: all of it is written or nothing, even if the process dies or the disk is full."""
         with explained(self.path):
             self.db.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self.db.execute("COMMIT")
             except BaseException:
-                with suppress(sqlite3.Error):  # already rolled back where SQLite could not continue
+                with suppress(sqlite3.Error):  # SQLite may have rolled back already
                     self.db.execute("ROLLBACK")
                 raise
 
@@ -224,7 +224,7 @@ class Records:
             return int(row[0])
 
     def open_session(self, device: str, engine: str) -> int:
-        """The id of a new session: what this machine computes from now on."""
+        """The id of a new session, for what this machine computes from now on."""
         return self.add_session(provenance(device, engine))
 
     def add_session(self, machine: Mapping[str, str | None]) -> int:
@@ -235,7 +235,7 @@ class Records:
             return self.insert("session", started=now(), machine=json.dumps(described), git=git)
 
     def begin(self, study: int, seeds: Sequence[int], epoch: int, session: int) -> None:
-        """Let runs resume after ``epoch``: records of later epochs are deleted, to be computed again."""
+        """Let runs start or resume after ``epoch``; later epochs are deleted and will be computed again."""
         with self.transaction():
             for seed in seeds:
                 run = self._run_id(study, seed)
@@ -263,7 +263,7 @@ class Records:
         best_epochs: Mapping[int, int | None],
         seconds: float,
     ) -> None:
-        """One epoch of a group of runs: by seed the value of each series, and the state and best epoch so far."""
+        """Record one epoch of a group of runs: by seed, the value of each series, the state and the best epoch."""
         with self.transaction():
             series, thresholds = self._series_and_thresholds(study)
             for seed, of_run in values.items():
@@ -284,7 +284,7 @@ class Records:
                 )
 
     def write_watch(self, study: int, epoch: int, seeds: Sequence[int], values: Mapping[str, Sequence[float]]) -> None:
-        """What ``--watch`` measured after an epoch: by name, one number for each of the seeds."""
+        """Record what ``--watch`` measured after an epoch: by name, one number for each of the seeds."""
         with self.transaction():
             for place, seed in enumerate(seeds):
                 run = self._run_id(study, seed)
@@ -292,7 +292,7 @@ class Records:
                 self.db.executemany("INSERT OR REPLACE INTO watch VALUES (?, ?, ?, ?)", rows)
 
     def write_end(self, study: int, states: Mapping[int, str], tests: Mapping[int, Mapping[str, float] | None]) -> None:
-        """How a group ended: states of its runs, and loss and measures of their best weights on the test set."""
+        """Record the end of a group: states of its runs, and test loss and measures of their best weights."""
         with self.transaction():
             measures = measures_in(self._series_and_thresholds(study)[0])
             for seed, state in states.items():
@@ -303,7 +303,7 @@ class Records:
                 )
 
     def insert(self, table: str, **columns: Any) -> int:
-        """Add a row, inside of a transaction, and return its id."""
+        """Insert a row, inside a transaction, and return its id."""
         marks = ", ".join("?" * len(columns))
         cursor = self.db.execute(
             f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", tuple(columns.values())
@@ -326,7 +326,7 @@ class Records:
         return first_under(losses, thresholds)
 
     def _unpack_epochs(self, study: int, run: int) -> None:
-        """Put the epochs of a merged run that resumes into rows again."""
+        """Unpack the epochs of a merged run that resumes into rows."""
         series, _ = self._series_and_thresholds(study)
         for (blob,) in self.db.execute('SELECT "values" FROM packed WHERE run = ?', (run,)).fetchall():
             rows = zip(*unpack_curves(blob, series).values(), strict=True)
@@ -337,7 +337,7 @@ class Records:
             self.db.execute("DELETE FROM packed WHERE run = ?", (run,))
 
     def _unpack_watch(self, run: int) -> None:
-        """Unpack what ``--watch`` measured of a merged run that resumes: into rows, to which more are added."""
+        """Unpack what ``--watch`` measured in a merged run that resumes into rows."""
         for (blob,) in self.db.execute('SELECT "values" FROM packed_watch WHERE run = ?', (run,)).fetchall():
             rows = [(run, epoch, name, value) for name, of in unpack_watch(blob).items() for epoch, value in of.items()]
             self.db.executemany("INSERT OR REPLACE INTO watch VALUES (?, ?, ?, ?)", rows)
@@ -346,7 +346,7 @@ class Records:
     def studies(self) -> list[Study]:
         """All studies in the order in which they were begun, their runs by seed."""
         with explained(self.path, MALFORMED):
-            self.db.execute("BEGIN")  # one moment in time, whatever is being written
+            self.db.execute("BEGIN")  # a consistent snapshot, even while another process writes
             limit = UnpackingLimit()
             try:
                 keys = [key for (key,) in self.db.execute("SELECT key FROM study ORDER BY id")]
@@ -426,7 +426,7 @@ class Records:
             for session in found.values():
                 texts = all(isinstance(value, str) for name, value in session.items() if name != "git" or value)
                 if not texts or "device" not in session:
-                    raise ValueError(f"a session should describe a machine in texts, this one is {shown(session)}")
+                    raise ValueError(f"a session should describe a machine in strings, got {shown(session)}")
             return found
 
     def checkpoint_folder(self, setting: Setting) -> Path:
@@ -434,13 +434,13 @@ class Records:
         return without_links(self.out, "checkpoints", f"{setting.task}-{setting.cell}-{setting.key}")
 
     def lock(self, setting: Setting, say: Callable[[str], None] = print) -> Any:
-        """Hold a study for this process; waits, and says so, while another process trains it."""
+        """Lock a study for this process; if another process trains it, say so and wait."""
         name = f"{setting.task}-{setting.cell}-{setting.key}.lock"
         return hold_lock(without_links(self.out, "locks", name), say)
 
 
 def check_study(study: Study, sessions: Container[int]) -> None:
-    """Refuse values that the lab does not write: SQLite takes any type in any column, and JSON anything at all."""
+    """Raise on values that the lab does not write: SQLite and JSON accept any type in any place."""
 
     def numbers(*values: Any) -> bool:
         return all(type(value) in (int, float) and math.isfinite(value) for value in values)
@@ -450,7 +450,7 @@ def check_study(study: Study, sessions: Container[int]) -> None:
 
     names = set(study.series)
     if not ({"train_loss", "valid_loss"} <= names and len(names) == len(study.series) and numbers(*study.thresholds)):
-        raise ValueError(f"series and thresholds are {shown(study.series)} and {shown(study.thresholds)}")
+        raise ValueError(f"series and thresholds are not valid: {shown(study.series)} and {shown(study.thresholds)}")
     for run in study.runs:
         if not (
             type(run.seed) is int
@@ -460,11 +460,11 @@ def check_study(study: Study, sessions: Container[int]) -> None:
             and numbers(run.seconds)
             and run.session in sessions
         ):
-            raise ValueError(f"the row of seed {shown(run.seed)} of {study.setting.task} is not one of a run")
+            raise ValueError(f"the row of seed {shown(run.seed)} of {study.setting.task} is not a valid run")
 
 
 def measures_in(series: Sequence[str]) -> list[str]:
-    """What the test set is measured by, the loss among them: the same as validation.
+    """The names of the test set's loss and measures, which are those of validation.
 
     >>> measures_in(["train_loss", "valid_loss", "valid_accuracy"])
     ['loss', 'accuracy']

@@ -1,4 +1,4 @@
-"""What may be wrong with records and checkpoints, and how much of a foreign value an error message shows."""
+"""Errors of records and checkpoints, and how their messages show values from a file."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import zlib
 
 
 class RecordsError(ValueError):
-    """Records or a checkpoint that are damaged, of another kind, or cannot be written."""
+    """Records or a checkpoint are damaged, of another kind, or cannot be written."""
 
 
-# Raised by reading a well-formed file whose values are not of the kind that the lab writes.
+# Errors from reading a well-formed file whose values are not such as the lab writes.
 MALFORMED = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError, ZeroDivisionError, zlib.error)
 
 

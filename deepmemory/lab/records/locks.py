@@ -1,4 +1,4 @@
-"""A lock file for each study, so that two processes never train the same one."""
+"""A lock file for each study, so that two processes never train the same study."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from deepmemory.lab.writing import open_own
 
 @contextmanager
 def hold_lock(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold an exclusive lock, which the system frees however the process ends; wait, and say so, while it is taken."""
+    """Hold an exclusive lock; if another process holds it, say so and wait. It is freed even if the process dies."""
     try:
         import fcntl
     except ImportError:  # no such locks on Windows
-        raise RuntimeError("training needs file locks as Linux and macOS have them; on Windows, use WSL") from None
+        raise RuntimeError("training needs the file locks of Linux and macOS; on Windows, use WSL") from None
 
     with ExitStack() as held:
         try:

@@ -1,4 +1,4 @@
-"""Merging: what several machines recorded, joined in one new folder."""
+"""Merging of the records of several machines in one new folder."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Chosen = dict[tuple[str, int], tuple[Records, Study, Run]]  # by the key of a st
 
 
 def merge(sources: Sequence[Path | str], out: Path | str) -> Records:
-    """Join what several machines recorded in a new folder, packed.
+    """Merge the records of several machines in a new folder, packed.
 
-    The same run in two sources must have the same values. A merge that was killed at any moment can be repeated:
-    one transaction writes all rows, and checkpoints are copied before it ends.
+    The same run in two sources must have the same values. A merge that was killed can be repeated: one transaction
+    writes all rows, and checkpoints are copied before it ends.
     """
     with ExitStack() as held:
         opened = [held.enter_context(Records(source)) for source in sources]
@@ -50,7 +50,7 @@ def merge(sources: Sequence[Path | str], out: Path | str) -> Records:
 
 
 def choose_runs(opened: Sequence[Records]) -> tuple[dict[str, Study], Chosen]:
-    """Every study, and for each run the record that has come furthest."""
+    """Every study, and for each run the record with the most epochs."""
     studies, chosen = dict[str, Study](), Chosen()
     for records in opened:
         for study in records.studies():
@@ -79,7 +79,7 @@ def nothing_recorded(path: Path) -> bool:
 
 
 def is_merged(target: Path, studies: dict[str, Study], chosen: Chosen) -> bool:
-    """Whether records are those that this merge would write: an earlier one was killed after its transaction."""
+    """Whether a folder has the records that this merge would write: an earlier one was killed after its transaction."""
     if target.resolve() in {records.out.resolve() for records, *_ in chosen.values()}:
         return False
     with Records(target) as merged:
@@ -92,7 +92,7 @@ def is_merged(target: Path, studies: dict[str, Study], chosen: Chosen) -> bool:
 
 
 def comparable(run: Run) -> tuple[Any, ...]:
-    """Everything recorded of a run except times; numbers are compared as bits, so that nan equals nan."""
+    """Everything recorded about a run except times; numbers are compared as bits, so that nan equals nan."""
     test = None if run.test is None else pack(list(run.test.values()))
     return run.state, run.first_under, run.best_epoch, test, *map(pack, run.curves.values()), run.epochs
 
@@ -103,7 +103,7 @@ def how_far(run: Run) -> tuple[int, bool]:
 
 
 def check_agreement(study: Study, run: Run, where: Path, other: Run, elsewhere: Path) -> None:
-    """Refuse two records of one run that differ in anything but how far they got."""
+    """Raise if two records of one run differ in anything but the number of epochs."""
     name = f"{study.setting.task}, {study.setting.cell}, seed {run.seed}"
     for epoch in range(1, min(run.epochs, other.epochs) + 1):
         mine, theirs = run.at_epoch(epoch), other.at_epoch(epoch)
@@ -114,11 +114,11 @@ def check_agreement(study: Study, run: Run, where: Path, other: Run, elsewhere: 
             )
     tests = {pack(list(one.test.values())) for one in (run, other) if one.test is not None}
     if run.epochs == other.epochs and len(tests) > 1:
-        raise ValueError(f"{name}: {where} and {elsewhere} differ in the test: {run.test} and {other.test}")
+        raise ValueError(f"{name}: {where} and {elsewhere} differ in their test results: {run.test} and {other.test}")
 
 
 def copy_chosen(merged: Records, studies: dict[str, Study], chosen: Chosen) -> None:
-    """Write all chosen runs, with their studies and sessions, inside of a transaction."""
+    """Write all chosen runs, with their studies and sessions, inside a transaction."""
     sessions: dict[tuple[Path, int], int] = {}
     watched: dict[tuple[Path, str], dict[int, dict[str, dict[int, float]]]] = {}
     ids = {

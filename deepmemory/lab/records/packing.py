@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from deepmemory.lab.data.unpacking import inflate
 from deepmemory.lab.records.errors import shown
 
-LARGEST_UNPACKED = 2**27  # bytes of all packed runs of a database: fifty times the paper's; 1 GB as Python's floats
+LARGEST_UNPACKED = 2**27  # bytes of all packed runs of a database: fifty times the paper's; 1 GB as Python floats
 
 
 class UnpackingLimit:
-    """How many bytes the packed runs of a database may still unpack to; it may come from somebody else."""
+    """How many bytes the packed runs of a database may still unpack to: the file may come from somebody else."""
 
     def __init__(self, size: int = LARGEST_UNPACKED) -> None:
         self.left = size
@@ -47,15 +47,15 @@ def unpack(blob: bytes) -> tuple[float, ...]:
 def by_name(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
     """Values by name."""
     if len(names) != len(values):
-        raise ValueError(f"{len(values)} values, where there should be one for each of {shown(names)}")
+        raise ValueError(f"expected one value for each of {shown(names)}, got {len(values)} values")
     return dict(zip(names, values, strict=True))
 
 
 def pack_curves(curves: Mapping[str, Sequence[float]]) -> bytes:
     """Pack all epochs of a run without loss into half the space.
 
-    Series by series, then all first bytes of the numbers, all second bytes and so on: like bytes side by side
-    compress well.
+    The numbers are ordered by series, then written as all first bytes, all second bytes and so on: similar bytes
+    side by side compress well.
     """
     plain = pack([value for values in curves.values() for value in values])
     return zlib.compress(b"".join(plain[place::4] for place in range(4)), 9)
@@ -77,7 +77,7 @@ def unpack_curves(
 
 
 def pack_watch(values: Mapping[str, Mapping[int, float]]) -> bytes:
-    """What ``--watch`` measured of a run, by name and epoch, in a third of the space."""
+    """Pack what ``--watch`` measured in a run, by name and epoch, into a third of the space."""
     return zlib.compress(json.dumps(values).encode(), 9)
 
 

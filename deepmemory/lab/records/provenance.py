@@ -1,4 +1,4 @@
-"""What computed a result: device, engine, versions and commit."""
+"""The origin of a result: device, engine, versions and commit."""
 
 from __future__ import annotations
 

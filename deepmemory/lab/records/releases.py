@@ -1,4 +1,4 @@
-"""Released networks: the weights of one run in half precision, with all that is needed to use them, in one file.
+"""Released networks: the weights of one run in half precision and everything needed to use them, in one file.
 
 The file may come from somebody else. Loading it runs no code, and its sha256 is checked before anything uses it.
 """
@@ -23,7 +23,7 @@ RELEASE_FORMAT = "release 1"
 
 @dataclass(frozen=True)
 class Release:
-    """What the file of a released network holds."""
+    """The contents of a released network's file."""
 
     weights: dict[str, Tensor]  # float16
     setting: Setting
@@ -33,7 +33,7 @@ class Release:
 
 
 def save_release(path: Path, release: Release) -> None:
-    """Write a released network, whole or not at all."""
+    """Write a released network atomically."""
     for name, weight in release.weights.items():
         if weight.dtype != torch.float16 or not weight.isfinite().all():
             raise ValueError(f"{name} does not fit into half precision")
@@ -48,7 +48,7 @@ def save_release(path: Path, release: Release) -> None:
 
 
 def load_release(path: Path) -> Release:
-    """Read a released network; raises where it is missing, damaged or of another kind."""
+    """Read a released network; raise if it is missing, damaged or of another kind."""
     from safetensors import SafetensorError
 
     try:
@@ -67,27 +67,27 @@ def load_release(path: Path) -> Release:
 
 
 def vocabulary(words: str) -> tuple[str, ...]:
-    """The words of a vocabulary, which will be shown on a terminal."""
+    """The words of a vocabulary; raise if a terminal cannot show them."""
     if not words.isprintable():
-        raise ValueError(f"a vocabulary has signs that cannot be shown: {shown(words)}")
+        raise ValueError(f"a vocabulary has characters that cannot be shown: {shown(words)}")
     return tuple(words.split(" "))
 
 
 def unusable(path: Path, reason: str) -> RecordsError:
     """The error for a file that cannot be used."""
     return RecordsError(
-        f"{path} is not a released network that can be used here: {reason}. It was not loaded. If it came with "
-        "deepmemory, install deepmemory again; else make it again with dmu release"
+        f"{path} cannot be used as a released network: {reason}. It was not loaded. If it came with deepmemory, "
+        "reinstall deepmemory; otherwise make it again with dmu release"
     )
 
 
 def is_release(path: Path) -> bool:
-    """Whether a file says that it is a released network; false where it cannot be read."""
+    """Whether a file claims to be a released network; false if it cannot be read."""
     return header_notes(path).get("format") == RELEASE_FORMAT
 
 
 def header_notes(path: Path) -> Mapping[str, str]:
-    """The notes in the header of a safetensors file; none where it cannot be read."""
+    """The metadata of a safetensors file; empty if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -1,4 +1,4 @@
-"""SQLite files that other processes may be writing, that may be damaged, and that may come from somebody else."""
+"""Access to SQLite files that other processes may be writing, that may be damaged or come from somebody else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def check_tables(db: sqlite3.Connection, path: Path) -> None:
-    """Refuse a database with anything but tables of values: views, triggers and the like compute, perhaps for ever.
+    """Raise unless a database has only tables of values: views, triggers and the like could compute without end.
 
     A new database has no tables yet.
     """
@@ -30,7 +30,7 @@ def check_tables(db: sqlite3.Connection, path: Path) -> None:
     for kind, name, sql in db.execute("SELECT type, name, sql FROM sqlite_master").fetchall():
         if kind not in ("table", "index") or str(sql).upper().startswith("CREATE VIRTUAL"):
             raise RecordsError(
-                f"{path} was not written by deepmemory: {shown(name)} should be a table of values, it is a "
+                f"{path} was not written by deepmemory: {shown(name)} should be a table of values, got a "
                 f"{'virtual table' if kind == 'table' else kind}. Nothing in it was used"
             )
         if kind == "table" and any(column[6] for column in db.execute("SELECT * FROM pragma_table_xinfo(?)", (name,))):
@@ -38,10 +38,10 @@ def check_tables(db: sqlite3.Connection, path: Path) -> None:
 
 
 def lacks_its_log(path: Path) -> bool:
-    """Whether a database is open for writing, or was when a process was killed, and its write-ahead log is missing.
+    """Whether a process is writing a database, or was killed while writing, and the write-ahead log is missing.
 
-    The header says whether it is open: closing the database resets that. A writer has something in the log from the
-    start; an empty log is one that SQLite made for a reader.
+    The header says whether the database is open for writing; closing it resets that. The log of a writer is never
+    empty; an empty log was made by SQLite for a reader.
     """
 
     def seems_so() -> bool:
@@ -50,11 +50,11 @@ def lacks_its_log(path: Path) -> bool:
                 return False
         with suppress(OSError), open(path, "rb") as file:
             header = file.read(20)
-            return header.startswith(b"SQLite format 3") and header[18:] == b"\x02\x02"  # format.html, 1.3.3
+            return header.startswith(b"SQLite format 3") and header[18:] == b"\x02\x02"  # fileformat.html, 1.3.3
         return False
 
     if seems_so():
-        time.sleep(0.2)  # another process may be opening or closing it at this moment
+        time.sleep(0.2)  # another process may just be opening or closing it
         return seems_so()
     return False
 
@@ -69,7 +69,7 @@ def explained(path: Path, malformed: tuple[type[Exception], ...] = ()) -> Iterat
         raise
     except sqlite3.OperationalError as error:  # a full or read-only disk, another writer, a missing table
         raise RecordsError(
-            f"{path} cannot be used: {error}. What was recorded before is safe; once this is solved, the same command "
+            f"{path} cannot be used: {error}. All records so far are safe; once this is solved, the same command "
             "resumes"
         ) from error
     except unreadable as error:

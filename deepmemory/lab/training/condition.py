@@ -9,7 +9,7 @@ import deepmemory as dm
 
 
 def enforce_condition(network: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Scale the rows of z and of the candidate down until the eigenvalues of both products are within their limits.
+    """Scale the rows of z and of the candidate down so that the eigenvalues of both products are within their limits.
 
     The spectral radius is bounded from above by ``norm(M ** 64) ** (1 / 64)``, which needs no value on the host.
     """

@@ -14,7 +14,7 @@ WARM_UP = 3  # steps before a capture: kernels get compiled, and memory is alloc
 
 
 def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -> Callable[[], None]:
-    """A function that replays the step; ``changed`` are the tensors it changes, which capturing leaves as they are."""
+    """Return a function that replays the step; the tensors that it changes, ``changed``, keep their values for now."""
     before = [tensor.detach().clone() for tensor in changed]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -22,7 +22,7 @@ def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -
         with torch.cuda.stream(stream):
             for _ in range(WARM_UP):
                 step()
-                with torch.no_grad():  # each time: there is no data for the step after the last one of an epoch
+                with torch.no_grad():  # after every step: past the last one of an epoch there is no data
                     for tensor, value in zip(changed, before, strict=True):
                         tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
@@ -42,7 +42,7 @@ def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -
 
 @contextmanager
 def nothing_freed() -> Iterator[None]:
-    """Collect garbage now and not before the end: freeing an older graph while a new one is captured would spoil it."""
+    """Collect garbage now and then not until the end: freeing an older graph during a capture would break it."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Data-parallel training: processes that share every batch, their communication, and which of them was lost."""
+"""Data-parallel training: processes that share every batch, their communication, and detection of lost ones."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeo
 
 TIMEOUT = "DEEPMEMORY_TIMEOUT"  # environment variable: seconds that a process waits for the others
 DEFAULT_TIMEOUT = 1800.0  # the first process evaluates alone, which may take long
-STARTING = 120.0  # seconds that the processes get at least to find one another
+STARTING = 120.0  # seconds that the processes have at least to find one another
 ROLL_CALL = 2.0  # seconds; processes that waited for the same one time out at the same moment
 
 
 class ProcessLost(ConnectionError):
-    """One of the processes that share every batch does not answer."""
+    """One of the processes that share every batch does not respond."""
 
 
 def seconds_to_wait() -> float:
@@ -94,7 +94,7 @@ def sum_over_all(fabric: Fabric, tensor: Tensor) -> None:
 
 @contextmanager
 def naming_lost_processes(fabric: Fabric) -> Iterator[None]:
-    """Around communication between all processes: an error names those that do not answer."""
+    """Run communication between all processes inside this context; an error names those that do not respond."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -103,7 +103,7 @@ def naming_lost_processes(fabric: Fabric) -> Iterator[None]:
         names = [f"rank {rank} ({process_names(fabric)[rank]})" for rank in missing_ranks(fabric)]
         if names:
             waited = f"${TIMEOUT}: {seconds_to_wait():g} s."
-            lost = f"{', '.join(names)} did not answer: frozen, dead or disconnected. ({waited})"
+            lost = f"{', '.join(names)} did not respond: frozen, dead or disconnected. ({waited})"
         else:
             lost = f"the processes lost their connection: {str(error).splitlines()[0]}."
         raise ProcessLost(
@@ -112,7 +112,7 @@ def naming_lost_processes(fabric: Fabric) -> Iterator[None]:
 
 
 def missing_ranks(fabric: Fabric) -> list[int]:
-    """Ranks that do not answer a roll call; rank 0, whose process holds the store, if the store does not answer."""
+    """Ranks that do not answer a roll call; rank 0, whose process holds the store, if the store does not respond."""
     store, answers = PrefixStore("here", _get_default_store()), list[bool]()
 
     def call() -> None:
@@ -125,7 +125,7 @@ def missing_ranks(fabric: Fabric) -> list[int]:
                 except DistStoreError:
                     answers.append(False)
 
-    caller = threading.Thread(target=call, daemon=True)  # left running where a frozen store never answers
+    caller = threading.Thread(target=call, daemon=True)  # left running if a frozen store never responds
     caller.start()
     caller.join(ROLL_CALL * (fabric.world_size + 1))
     if len(answers) < fabric.world_size:

@@ -1,4 +1,4 @@
-"""Runs that train side by side: their stacked weights, optimiser and progress, and how these become a checkpoint."""
+"""Runs that train side by side: their stacked weights, optimiser and progress, and their checkpoint."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from deepmemory.lab.settings import SHARED_RATE
 from deepmemory.lab.training.network import initial_weights
 from deepmemory.lab.training.trainer import Trainer
 
-NOTED = ("seeds", "epoch", "rows", "best_epoch", "under", "state")  # fields of a group that a checkpoint notes
+NOTED = ("seeds", "epoch", "rows", "best_epoch", "under", "state")  # fields of a group in a checkpoint's metadata
 
 Weights = dict[str, Tensor]
 
 
 @dataclass
 class Group:
-    """Runs that train side by side: all that changes while they do, and all that a checkpoint holds."""
+    """Runs that train side by side: everything that changes while they train and that a checkpoint holds."""
 
     seeds: list[int]
-    epoch: int  # finished ones
+    epoch: int  # number of finished epochs
     rows: list[int]  # which of the runs the stack holds
     weights: Weights  # of the stack, (len(rows), ...)
     adam: torch.optim.Adam  # its state is stacked the same way
@@ -124,7 +124,7 @@ def state_tensors(group: Group) -> dict[str, Tensor]:
 
 
 def drop_finished(trainer: Trainer, group: Group) -> None:
-    """Make the stack smaller: only runs that still train stay in it."""
+    """Remove finished runs from the stack."""
     places = [place for place, run in enumerate(group.rows) if group.state[run] == RUNNING]
     index = torch.tensor(places, device=trainer.fabric.device)
     tensors = {
@@ -144,7 +144,7 @@ def restore(trainer: Trainer, group: Group, tensors: dict[str, Tensor]) -> None:
 
 
 def checkpoint_of(group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """All that is needed to resume, as tensors and as notes."""
+    """Everything that is needed to resume: tensors and metadata."""
     tensors = state_tensors(group) | {f"best.{name}": weight for name, weight in group.best.items()}
     tensors["best_loss"] = torch.tensor(group.best_loss, dtype=torch.float64)
     return tensors, {name: getattr(group, name) for name in NOTED}
@@ -153,7 +153,7 @@ def checkpoint_of(group: Group) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def group_from_checkpoint(
     trainer: Trainer, tensors: dict[str, Tensor], info: dict[str, Any], path: Path | str = "the checkpoint"
 ) -> Group:
-    """The reverse of :func:`checkpoint_of`, for tensors that :func:`load_checkpoint` gave; ``path`` is for errors."""
+    """The reverse of :func:`checkpoint_of`, for tensors from :func:`load_checkpoint`; ``path`` is for errors."""
     check_network(
         {name[5:]: tensor[0] for name, tensor in tensors.items() if name.startswith("best.")},
         {name: tuple(parameter.shape) for name, parameter in trainer.network.named_parameters()},

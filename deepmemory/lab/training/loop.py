@@ -1,11 +1,11 @@
 """The training loop: trains R runs of one setting side by side.
 
 The weights of all runs are stacked, (R, ...), and the network is called under ``torch.vmap``; Adam works
-element by element, so every run takes the course it would take alone. A step asks the task's feed for
-a batch by a counter on the device and needs no other input: on a GPU it is captured as a CUDA graph, once
+element by element, so every run trains as it would alone. The only input of a step is a counter on the
+device, by which it gets a batch from the task's feed: on a GPU the step is captured as a CUDA graph, once
 for every shape of batch, and replayed.
 
-Read from top to bottom: :func:`train`, the steps of an epoch, evaluation, what becomes of each run.
+Read from top to bottom: :func:`train`, the steps of an epoch, evaluation, the end of an epoch.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def train(trainer: Trainer, group: Group) -> Iterator[Epoch]:
 
 
 def rate_factor(setting: Setting, epoch: int) -> float:
-    """What the learning rates are multiplied with in an epoch (from 0): warm-up, power of gamma and cosine."""
+    """Factor of the learning rates in an epoch (from 0): product of warm-up, power of gamma and cosine decay."""
     factor = min(1.0, (epoch + 1) / (setting.warmup + 1)) * setting.gamma**epoch
     if setting.cosine:
         factor *= (1 + math.cos(math.pi * min(1.0, (epoch + 0.5) / setting.cosine))) / 2
@@ -69,7 +69,7 @@ def rate_factor(setting: Setting, epoch: int) -> float:
 
 
 def set_learning_rates(group: Group, factor: float) -> None:
-    """Set the learning rates to a multiple of the initial ones, where the optimiser, captured or not, reads them."""
+    """Set the learning rates to a multiple of the initial ones, in place if a captured optimiser reads them."""
     for parameters in group.adam.param_groups:
         rate = parameters["initial_lr"] * factor
         if isinstance(parameters["lr"], Tensor):
@@ -93,7 +93,7 @@ class Steps:
         self.counter = torch.zeros((), dtype=torch.int64, device=device)  # of steps in this epoch
         self.sums = torch.zeros(len(seeds), 1 + len(trainer.task.measures), dtype=trainer.dtype, device=device)
         self.captured: dict[Shape, Callable[[], None]] = {}
-        self.pool: Any = None  # of memory, for all captured steps: they never run at the same time
+        self.pool: Any = None  # of memory, shared by all captured steps, which never run at the same time
 
     def run_epoch(self, number: int) -> Tensor:
         """Train for one epoch (from 0); returns loss and measures, averaged over its batches, (R, measures)."""
@@ -150,7 +150,7 @@ class Steps:
         return sequence_keys(of_epoch, DROPOUT, self.counter, setting.batch)[:, first::step]
 
     def over_processes(self, tally: Tally) -> Tally:
-        """The sums over all sequences of the batch, in whichever process they are."""
+        """The sums over all sequences of the batch, in all processes."""
         if self.trainer.fabric.world_size == 1:
             return tally
         parts = [part.detach().sum(1, keepdim=True) for part in tally if isinstance(part, Tensor)]
@@ -168,7 +168,7 @@ class Steps:
 
 
 def clipped(grads: Sequence[Tensor], longest: float) -> list[Tensor]:
-    """Gradients (R, ...), scaled down for each run whose gradient, of all weights together, is longer than this."""
+    """Gradients (R, ...), scaled down for each run whose norm over all weights is larger than ``longest``."""
     norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads]).norm(dim=0)  # (R,)
     factors = longest / norms.clamp(min=longest)
     if len(factors) == 1:
@@ -185,7 +185,7 @@ def forward(
 ) -> Any:
     """The outputs of all runs, (R, B, ...), each with its own weights, and its own inputs where ``in_dims`` is 0.
 
-    ``keys`` (R, B) are those of dropout masks.
+    ``keys`` (R, B) are the keys of dropout masks.
     """
 
     def one_run(weights: Weights, inputs: tuple[Any, ...], dropout: dict[str, Tensor]) -> Any:
@@ -248,7 +248,7 @@ def joined(tallies: Sequence[Tally]) -> Tally:
 def measures_of(task: Task, tallies: Sequence[Tally], batch: int | None = None) -> Tensor:
     """Loss and measures of each run, (R, measures), from sums over sequences.
 
-    A perplexity is the mean over batches of exp(loss of the batch); everything else is a mean over all that counts.
+    A perplexity is the mean over batches of exp(loss of the batch); every other value is a ratio of sums.
     """
     usual = joined([tally for tally in tallies if tally.only is None])
     values = [usual.loss.sum(1) / usual.counts.sum(1)]
@@ -266,7 +266,7 @@ def measures_of(task: Task, tallies: Sequence[Tally], batch: int | None = None) 
 
 
 def in_batches(sums: Tensor, batch: int | None) -> Tensor:
-    """(R, N) to the sums of every ``batch`` sequences in a row, (R, batches); None is all in one batch."""
+    """(R, N) to sums over every ``batch`` consecutive sequences, (R, batches); None puts all in one batch."""
     if batch is None:
         return sums.sum(1, keepdim=True)
     return torch.stack([part.sum(1) for part in sums.split(batch, 1)], 1)
@@ -280,7 +280,7 @@ def finish_epoch(trainer: Trainer, group: Group, values: list[dict[str, float]],
     improved: list[tuple[int, int]] = []  # place in the stack, run
     for place, (run, of_run) in enumerate(zip(group.rows, values, strict=True)):
         if group.state[run] != RUNNING:
-            continue  # finished, and still in the stack only because it costs little there
+            continue  # finished, but still in the stack, where it costs little
         recorded[group.seeds[run]] = of_run
         train_loss, valid_loss = of_run["train_loss"], of_run["valid_loss"]
         if not (math.isfinite(train_loss) and math.isfinite(valid_loss)):

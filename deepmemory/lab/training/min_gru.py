@@ -1,4 +1,4 @@
-"""minGRU (arXiv:2410.01201): a linear recurrence, the control of experiments about nonlinear ones.
+"""minGRU (arXiv:2410.01201): a linear recurrence, the control in experiments with nonlinear ones.
 
 Gate and candidate are functions of the input alone, so that all time steps are computed at once.
 """
@@ -16,7 +16,7 @@ CHUNK = 16  # steps; a scan is about 2 * CHUNK small operations at each of log(T
 class MinGRU(nn.Module):
     """Stacked layers of h_t = k_t * h_(t-1) + (1 - k_t) * c_t, with k_t = sigmoid(W_k x_t + b_k), c_t = W_c x_t + b_c.
 
-    What the minGRU's paper calls z is 1 - k. Called like the layers of the library.
+    The z of the minGRU paper is 1 - k. The interface is that of the library's layers.
     """
 
     def __init__(self, input_size: int, hidden: tuple[int, ...], keep_bias: float = 0.0) -> None:
@@ -32,7 +32,7 @@ class MinGRU(nn.Module):
     def forward(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None, masks: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, Any]:
-        """x (B, T, features) to (B, T, width) and the state after the last real step; after it, outputs mean nothing.
+        """x (B, T, features) to (B, T, width) and the state after the last real step; later outputs are undefined.
 
         There is no dropout inside the recurrence, so ``masks`` is empty.
         """
@@ -62,11 +62,11 @@ def last(y: Tensor, lengths: Tensor | None) -> Tensor:
 def scan_(keep: Tensor, states: Tensor) -> None:
     """Add keep_t * states_(t-1) to states_t along dimension 1, in place; keep has no value for the first step.
 
-    Time is cut into chunks. What each chunk carries into the first step of the next is computed step by step for all
-    chunks at the same time, those first steps are scanned in the same way, and every chunk continues from its own.
-    A few passes over memory for any T; keep in [0, 1] cannot overflow.
+    Time is cut into chunks. What each chunk carries into the first step of the next is computed step by step, for all
+    chunks at the same time. These first steps are scanned in the same way, and every chunk continues from its own.
+    This takes a few passes over memory for any T. With keep in [0, 1] nothing overflows.
     """
-    chunks = keep.shape[1] // CHUNK  # those that are followed by another one
+    chunks = keep.shape[1] // CHUNK  # number of chunks that are followed by another one
     if chunks:
         factors = keep[:, : chunks * CHUNK].unflatten(1, (chunks, CHUNK))
         carried = states[:, 1::CHUNK][:, :chunks]
@@ -82,7 +82,7 @@ def scan_(keep: Tensor, states: Tensor) -> None:
 class Scan(torch.autograd.Function):
     """h_t = keep_t * h_(t-1) + added_t along dimension 1, where keep has no value for the first step.
 
-    The backward pass is a scan too, so that no more than two tensors are kept for it.
+    The backward pass is a scan too and needs only two saved tensors.
     """
 
     @staticmethod
@@ -106,7 +106,7 @@ class Scan(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, int | None], *tensors: Tensor) -> tuple[Tensor, int]:
-        """Runs side by side are sequences of one batch: torch has no batching rule for ``addcmul_``."""
+        """Treat runs as sequences of one batch: torch has no batching rule for ``addcmul_``."""
         runs = info.batch_size
         stacked = [
             tensor.expand(runs, *tensor.shape) if dim is None else tensor.movedim(dim, 0)

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 WORD_FEATURES, DENSE = 64, 100  # of the language model: embedding of a word, and layer before the output
 EMBEDDED_WITHIN = 0.1  # bound of the initial weights of an embedding that also gives the output
-WORDS = -2  # index of a sequence's key for words; those of its masks are 0, 1, 2 and so on
-AROUND = ("input", "output")  # masks outside of the recurrent block
+WORDS = -2  # index of a sequence's key for word dropout; its masks use the indices 0, 1, 2 and so on
+AROUND = ("input", "output")  # masks outside the recurrent block
 NO_MASKS: Mapping[str, Tensor] = {}
 SPLIT_PRODUCTS_ON = ("cuda",)  # devices that compute weight gradients in parts: see LinearOfRuns
 
@@ -45,7 +45,7 @@ class Sizes(Protocol):
 class Dropout:
     """The dropout masks of a network: one for each sequence, the same at every time step.
 
-    They are drawn from a key for each sequence, so that a run has the same ones alone and among others.
+    They are drawn from a key for each sequence, so that a run has the same masks alone and among others.
     """
 
     def __init__(self, setting: Setting, input_size: int) -> None:
@@ -69,8 +69,8 @@ class Dropout:
 
 
 def dropout_mask(chances: Tensor, rate: float) -> Tensor:
-    """A factor for each uniform number: 0 with probability ``rate``, else what keeps the mean at 1."""
-    return (chances >= rate).to(chances.dtype) / (1 - rate or 1)  # where all is dropped, there is nothing to scale
+    """A factor for each uniform number: 0 with probability ``rate``, otherwise 1 / (1 - rate)."""
+    return (chances >= rate).to(chances.dtype) / (1 - rate or 1)  # at rate 1 all is dropped
 
 
 def inside(masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -138,7 +138,7 @@ class WordNetwork(nn.Module):
 
 
 class TiedWordNetwork(nn.Module):
-    """Logits of the next word at every step of a text, by the matrix that also embeds the words."""
+    """Logits of the next word at every step of a text; embedding and output share a matrix."""
 
     def __init__(self, setting: Setting, task: Sizes, engine: str = "auto") -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class TiedWordNetwork(nn.Module):
         """words (B, T) to (B, T, words) and the last state; ``keys`` (B,) turn dropout on."""
         masks = self.dropout.masks(keys, self.embedding.weight.dtype)
         x = at_all_times(in_time_order(self.embedding, words), masks.pop("input", None))
-        if keys is not None and self.word_dropout:  # the same word has the same fate wherever it stands in a sequence
+        if keys is not None and self.word_dropout:  # drops all occurrences of a word in a sequence, or none
             x = x * dropout_mask(uniform(derive(derive(keys, WORDS)[:, None], words)), self.word_dropout)[..., None]
         output = masks.pop("output", None)
         y, state = self.recurrent(x, state, masks=masks)
@@ -165,11 +165,11 @@ class TiedWordNetwork(nn.Module):
 
 
 class Translator(nn.Module):
-    """An encoder reads a sentence, and a decoder says it in English, from the state that the encoder ended with.
+    """An encoder reads a sentence, and a decoder translates it into English, starting from the encoder's last state.
 
-    A decoder that ``runs_freely`` is fed its own words. These are found first, step by step and without gradients;
-    then all steps run as one sequence. No gradient flows through the choice of a word, so outputs and gradients are
-    those of feeding back at every step, only faster.
+    A decoder that ``runs_freely`` is fed its own words. These are chosen first, step by step and without gradients;
+    then all steps run as one sequence. No gradient flows through the choice of a word, so outputs and gradients equal
+    those of feeding back at every step.
     """
 
     def __init__(self, setting: Setting, foreign: int, english: int, engine: str = "auto") -> None:
@@ -185,8 +185,8 @@ class Translator(nn.Module):
     def forward(self, foreign: Tensor, lengths: Tensor, english: Tensor, keys: Tensor | None = None) -> Tensor:
         """foreign (B, T) and its lengths, english (B, S) from its start on, to (B, S - 1, words).
 
-        A decoder that runs freely, as every one does in ``eval``, reads only the first word of ``english``. ``keys``
-        (B,) turn dropout on.
+        A decoder that runs freely, as every decoder does in ``eval``, reads only the first word of ``english``.
+        ``keys`` (B,) turn dropout on.
         """
         parts = (None, None) if keys is None else (derive(keys, 0), derive(keys, 1))
         of_encoder, masks = (self.dropout.masks(of_part, self.read.weight.dtype) for of_part in parts)
@@ -211,7 +211,7 @@ class Translator(nn.Module):
 
     @torch.no_grad()
     def own_words(self, state: Any, words: Tensor, masks: Mapping[str, Tensor] = NO_MASKS) -> Tensor:
-        """The first of ``words`` (B, S) and the S - 1 likeliest ones after it."""
+        """The first of ``words`` (B, S), then S - 1 words by greedy decoding."""
         chosen = [words[:, 0]]
         for _ in range(words.shape[1] - 1):
             answer, state = self.step(chosen[-1], state, masks)
@@ -235,7 +235,7 @@ def linear(layer: nn.Linear, rows: Tensor) -> Tensor:
 
 
 def of_many_rows(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``nn.functional.linear`` on very many rows; for runs on a GPU by :class:`LinearOfRuns`."""
+    """``nn.functional.linear`` on very many rows; :class:`LinearOfRuns` computes it for runs on a GPU."""
     functorch = torch._C._functorch
     of_runs = functorch.is_batchedtensor(rows) and functorch.maybe_current_level() == 1  # vmap, and no other transform
     if of_runs and rows.device.type in SPLIT_PRODUCTS_ON:
@@ -244,7 +244,7 @@ def of_many_rows(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class LinearUnderVmap(torch.autograd.Function):
-    """``nn.functional.linear`` inside of ``torch.vmap``: all runs together by :class:`LinearOfRuns`."""
+    """``nn.functional.linear`` inside ``torch.vmap``: :class:`LinearOfRuns` computes all runs together."""
 
     @staticmethod
     def forward(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -271,8 +271,8 @@ class LinearOfRuns(torch.autograd.Function):
     """Linear layers of many runs on very many rows: (R, I, K), (R, N, K), (R, N) to (R, I, N).
 
     The gradient of a weight is a sum over very many rows that gives a small matrix: an ordinary product keeps only a
-    few multiprocessors busy. See :func:`deepmemory.ops.hoisted.product`. It comes in the layout of the weight, whereas
-    that of torch's own product of runs comes transposed, and everybody who reads a large one waits for it.
+    few multiprocessors busy. See :func:`deepmemory.ops.hoisted.product`. The gradient also has the layout of the
+    weight here; torch's own batched product returns it transposed, and a large one is then slow to read.
     """
 
     @staticmethod
@@ -298,7 +298,7 @@ class LinearOfRuns(torch.autograd.Function):
 
 
 def recurrent_block(setting: Setting, input_size: int, engine: str = "auto") -> nn.Module:
-    """The cell of a setting with its initial weights."""
+    """The recurrent layers of a setting with their initial weights."""
     size, layers = (setting.hidden[0], 1) if len(setting.hidden) == 1 else (list(setting.hidden), len(setting.hidden))
     if setting.cell == "dmu":
         return dm.DMU(

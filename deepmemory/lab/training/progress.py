@@ -1,4 +1,4 @@
-"""Shows progress while studies train: a live table, lines for a log, or JSON for programs."""
+"""Progress of studies while they train: a live table, lines for a log, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ class Display(Protocol):
     """Shows what happens while studies train."""
 
     def plan(self, settings: Sequence[Setting], seeds: Sequence[int], at_once: int = 1, parallel: bool = False) -> None:
-        """All studies that will be trained, ``at_once`` of them at a time.
+        """Called with all studies that will be trained, ``at_once`` of them at a time.
 
-        With ``parallel``, runs of large networks do not wait for one another either.
+        With ``parallel``, runs of large networks also train at the same time.
         """
 
     def say(self, text: str) -> None:
         """Show a message of one line."""
 
     def begin(self, setting: Setting, known: Sequence[Run]) -> None:
-        """A study starts; ``known`` are the runs that are recorded already."""
+        """Called when a study starts; ``known`` are the runs that are already recorded."""
 
     def epoch(self, setting: Setting, epoch: Epoch, training: int) -> None:
-        """An epoch of some runs was recorded; ``training`` of them continue."""
+        """Called when an epoch of some runs was recorded; ``training`` of them continue."""
 
     def end(self, setting: Setting, runs: Sequence[Run]) -> None:
         """Called when a study is finished."""
@@ -52,7 +52,7 @@ class Display(Protocol):
 
 @dataclass
 class StudyProgress:
-    """How far one study has come."""
+    """The progress of one study."""
 
     setting: Setting
     seeds: Sequence[int]  # of the runs that are wanted
@@ -64,7 +64,7 @@ class StudyProgress:
     seconds: float = 0.0
     epochs_timed: int = 0
     finished: bool = False
-    trained: dict[int, int] = field(default_factory=dict)  # epochs by seed; all of them where a run has ended
+    trained: dict[int, int] = field(default_factory=dict)  # epochs by seed; for a run that has ended, all of them
     stack: set[int] = field(default_factory=set)  # seeds of the last epoch
     parallel: bool = False  # whether all runs train at the same time, large networks too
 
@@ -74,7 +74,7 @@ class StudyProgress:
         return len(self.seeds)
 
     def add_recorded(self, runs: Sequence[Run]) -> None:
-        """Take over what is recorded."""
+        """Add the runs that are already recorded."""
         for run in runs:
             self.trained[run.seed] = self.setting.epochs if run.state in (REACHED, DIVERGED) else run.epochs
             for seeds, first in zip(self.under, run.first_under, strict=False):
@@ -115,18 +115,18 @@ class StudyProgress:
 
     @property
     def score_text(self) -> str:
-        """The score with as many digits as tell epochs apart."""
+        """The score with enough digits to tell epochs apart."""
         return format(self.score, FORMATS[self.measure])
 
     @property
     def chance(self) -> float | None:
-        """The score of a network that ignores its input, where it is known."""
+        """The score of a network that ignores its input, if known."""
         level = chance_level(self.setting)
         return level.scores[self.measure] if level else None
 
     @property
     def chance_text(self) -> str:
-        """The same, beside the score."""
+        """The same as text; empty if unknown."""
         return "" if self.chance is None else f"{self.chance:.3g}"
 
     @property
@@ -137,14 +137,14 @@ class StudyProgress:
 
     @property
     def label(self) -> tuple[str, str, str]:
-        """Names a study of real data: task and part of it, cell, size."""
+        """The name of a study of real data: task and part of it, cell, size."""
         setting = self.setting
         size = f"{setting.hidden[-1]} units" if setting.task == "pixel-mnist" else f"depth {depth_of(setting)}"
         return f"{setting.task} {self.part}".strip(), self.kind, size
 
     @property
     def kind(self) -> str:
-        """The name of the cell: ``dmu-c`` is one in the paper, ``residual`` beyond it."""
+        """The name of the cell, such as ``dmu-c`` in the paper's studies and ``residual`` beyond them."""
         in_paper = self.setting.task in PAPER_TASKS and not self.setting.residual
         return (kind_in_paper if in_paper else kind_beyond)(self.setting)
 
@@ -156,7 +156,7 @@ class StudyProgress:
 
     @property
     def active(self) -> str:
-        """The number of runs that still train, or what comes after training."""
+        """The number of runs that still train, or the stage after training."""
         return "done" if self.finished else "testing" if self.testing else str(self.training)
 
     @property
@@ -171,7 +171,7 @@ class StudyProgress:
 
     @property
     def epochs_left(self) -> int:
-        """Epochs left in all stacks, if no run stops early; runs side by side have come equally far."""
+        """Epochs left in all stacks, if no run stops early; runs with equally many left count as one stack."""
         left = [max(0, self.setting.epochs - self.trained.get(seed, 0)) for seed in self.seeds]
         if self.parallel:
             return max(left)
@@ -215,12 +215,12 @@ class PlannedStudies:
         """See :class:`Display`."""
 
     def seconds_left(self) -> float:
-        """Seconds left for all studies; one that has not begun takes as long as others of its task, or of any task."""
+        """Seconds left for all studies; one that has not begun is taken to run at the :meth:`typical_rate`."""
         left = [study.seconds_left(self.typical_rate(study.setting.task)) for study in self.studies.values()]
         return max([sum(left) / self.at_once, *left])
 
     def typical_rate(self, task: str) -> float:
-        """Epochs per second of studies of a task, or of any; 0 while nothing is known."""
+        """Mean epochs per second of the studies of a task, or of any task if none has begun; 0 if nothing is known."""
         known = [study for study in self.studies.values() if study.rate]
         of_task = [study for study in known if study.setting.task == task]
         return statistics.mean(study.rate for study in of_task or known) if known else 0.0
@@ -251,7 +251,7 @@ class PlainLines(PlannedStudies):
         self.line(self.studies[setting.key])
 
     def line(self, study: StudyProgress) -> None:
-        """Print how far a study has come."""
+        """Print the progress of a study."""
         chance = f" (chance {study.chance_text})" if study.chance_text else ""
         over = study.finished or study.testing
         if study.synthetic:
@@ -289,7 +289,7 @@ class JsonLines(PlannedStudies):
         self.event("study", self.studies[setting.key])
 
     def event(self, kind: str, study: StudyProgress) -> None:
-        """Print how far a study has come."""
+        """Print the progress of a study."""
         if study.synthetic:
             names: dict[str, Any] = {"task": study.setting.task, "cell": study.setting.cell}
             news: dict[str, Any] = {
@@ -361,12 +361,12 @@ class LiveTable(PlannedStudies):
         return table
 
     def scores(self, studies: Sequence[StudyProgress]) -> Any:
-        """A table of median scores on validation, with as many studies as fit into the terminal."""
+        """A table of median validation scores, with as many studies as fit into the terminal."""
         room = max(4, self.live.console.height - 8)
         first = next((place for place, study in enumerate(studies) if not study.finished), len(studies))
         first = max(0, min(first - 1, len(studies) - room))
         shown = studies[first : first + room]
-        title = "median over runs of the score on validation"
+        title = "median validation score of the runs"
         if len(shown) < len(studies):
             title += f"; {sum(study.finished for study in studies)} of {len(studies)} studies done"
         table = small_table(title, ("task", "cell", "size", "epoch"), ("score", "", "chance", "active", "ep/s"))
@@ -377,7 +377,7 @@ class LiveTable(PlannedStudies):
         return table
 
     def add(self, table: Any, study: StudyProgress, label: Sequence[str], news: Sequence[str]) -> None:
-        """Add the row of one study: only its name before it has begun."""
+        """Add the row of one study, which has only a name until the study begins."""
         begun = study.epoch > 0
         table.add_row(
             *label,
@@ -403,7 +403,7 @@ def small_table(title: str, words: Sequence[str], numbers: Sequence[str]) -> Any
 
 
 def choose_display(as_json: bool) -> Display:
-    """A live table in a terminal, lines elsewhere, JSON where asked for."""
+    """A live table in a terminal, lines elsewhere, or JSON if asked for."""
     if as_json:
         return JsonLines()
     return LiveTable() if sys.stdout.isatty() else PlainLines()
@@ -416,7 +416,7 @@ def median(losses: Sequence[float]) -> float:
 
 
 def finite(number: float) -> float | None:
-    """The number, or None where JSON has no number for it."""
+    """The number, or None for nan and infinity, which JSON does not have."""
     return number if math.isfinite(number) else None
 
 

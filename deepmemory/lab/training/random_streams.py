@@ -23,14 +23,14 @@ def shift(bits: Tensor, places: int) -> Tensor:
 
 
 def mix(bits: Tensor) -> Tensor:
-    """SplitMix64's output function: every bit of the result depends on every bit given."""
+    """SplitMix64's output function: every bit of the result depends on every bit of the input."""
     bits = (bits ^ shift(bits, 30)) * FACTOR_1
     bits = (bits ^ shift(bits, 27)) * FACTOR_2
     return bits ^ shift(bits, 31)
 
 
 def derive(keys: Tensor, index: Tensor | int) -> Tensor:
-    """The ``index``-th key below each key; int64, broadcast."""
+    """The ``index``-th key derived from each key; int64, broadcast."""
     return mix(keys + (index + 1) * torch.full_like(keys, GOLDEN))
 
 

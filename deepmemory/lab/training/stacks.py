@@ -18,7 +18,7 @@ LARGE_NETWORK = 5_000_000
 
 @cache
 def recurrent_weights(setting: Setting) -> int:
-    """Weights of a setting's recurrent block, if its input is as wide as its first layer; no data is read."""
+    """Number of weights in a setting's recurrent block, for an input as wide as its first layer; reads no data."""
     with torch.device("meta"):
         block = recurrent_block(setting, setting.hidden[0])
     return sum(weight.numel() for weight in block.parameters())

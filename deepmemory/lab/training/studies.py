@@ -1,4 +1,4 @@
-"""Carries out studies: finds what is recorded already, trains the rest, records every epoch."""
+"""Runs studies: finds what is already recorded, trains the rest, records every epoch."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from deepmemory.lab.training.trainer import Trainer, make_trainer, open_fabric
 
 RUNS_PER_THREAD = 16
 SMALL_NETWORK = 10_000  # weights
-SAVING_SHARE = 10  # a checkpoint is written when this many times as long has passed as writing takes
-WATCHED = 10  # times in a study, besides before and after its first epoch
+SAVING_SHARE = 10  # a checkpoint is written once this many times its writing time has passed
+WATCHED = 10  # times in a study, besides those before and after its first epoch
 
 Tracker = Callable[[Setting, Epoch], None]
 Watch = Callable[[Trainer, Group], dict[str, list[float]]]  # numbers by name for each run of the stack
@@ -50,7 +50,7 @@ class Callbacks:
     display: Display
     track: Tracker | None = None
     watch: Watch | None = None
-    sharers: Callable[[], int] = lambda: 1  # studies on the device at the moment, this one among them
+    sharers: Callable[[], int] = lambda: 1  # studies on the device at the moment, including this one
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ def run_studies(
     watch: Watch | None = None,
     sharers: Callable[[], int] = lambda: 1,
 ) -> None:
-    """Train every setting with every seed, unless the records have it already; safe to kill and to repeat.
+    """Train every setting with every seed that is not recorded yet; safe to kill and to repeat.
 
-    Where several processes share every batch, the first one writes the records and tells the others what to train.
-    ``sharers`` returns how many studies share the device at the moment: that share of the time counts for each.
+    If several processes share every batch, the first one writes the records and tells the others what to train.
+    ``sharers`` returns how many studies share the device at the moment; recorded times are divided by it.
     """
     settings = list(settings)
     start_processes(settings, machine)
@@ -122,7 +122,7 @@ def run_study(records: Records, setting: Setting, seeds: Sequence[int], machine:
 
 
 def finish_study(records: Records, setting: Setting, seeds: Sequence[int], display: Display) -> bool:
-    """Finish a study as :func:`run_study` does, from the records alone; false if runs are left to train or to test."""
+    """Finish a study from the records alone, as :func:`run_study` would; false if runs are left to train or to test."""
     study = records.study(setting.key)
     if study is None:
         return False
@@ -163,19 +163,19 @@ def train_group(study: ActiveStudy, group: Group, path: Path) -> None:
 
 
 class CheckpointSchedule:
-    """Writes large checkpoints less often, so that they take a small part of the time; lost epochs are repeated."""
+    """Makes slow checkpoints less frequent, so that they take a small part of the time; lost epochs are repeated."""
 
     def __init__(self) -> None:
         self.saved, self.took = -math.inf, 0.0
 
     def due(self, trainer: Trainer, group: Group) -> bool:
-        """Whether to write a checkpoint after this epoch; after the last one it always is."""
+        """Whether to write a checkpoint after this epoch; always true after the last one."""
         ended = group.epoch == trainer.setting.epochs or not group.training
         return ended or time.monotonic() - self.saved >= SAVING_SHARE * self.took
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Around the writing of a checkpoint: measures how long it takes."""
+        """Measure how long the writing of a checkpoint takes, inside this context."""
         started = time.monotonic()
         yield
         self.saved = time.monotonic()
@@ -190,7 +190,7 @@ def is_watched(epoch: int, epochs: int) -> bool:
 def write_watch(
     study: ActiveStudy, epoch: int, group: Group, trained: Container[int], values: dict[str, list[float]]
 ) -> None:
-    """Record what ``--watch`` measured of the seeds that trained in this epoch; the stack may hold others."""
+    """Record what ``--watch`` measured for the seeds that trained in this epoch; the stack may hold others."""
     places = [place for place, seed in enumerate(group.stacked_seeds) if seed in trained]
     seeds = [group.stacked_seeds[place] for place in places]
     of_seeds = {name: [of_stack[place] for place in places] for name, of_stack in values.items()}
@@ -204,7 +204,7 @@ def recorded_runs(records: Records, setting: Setting) -> list[Run]:
 
 
 def unfinished(known: Mapping[int, Run], setting: Setting, seeds: Sequence[int]) -> list[int]:
-    """The seeds that are not recorded to their end; ``known`` are the recorded runs."""
+    """The seeds whose runs are not finished; ``known`` are the recorded runs."""
     return [seed for seed in seeds if seed not in known or not is_done(known[seed], setting)]
 
 
@@ -231,7 +231,7 @@ def usable_checkpoints(
 
 
 def finish_recorded(records: Records, setting: Setting, seeds: Sequence[int], say: Callable[[str], None]) -> list[int]:
-    """End runs that need no weights for it; returns the other seeds."""
+    """Finish the runs that need no weights for that; return the other seeds."""
     study = records.study(setting.key)
     ends = recorded_ends(study, setting, seeds) if study else {}
     if study and ends:
@@ -243,7 +243,7 @@ def finish_recorded(records: Records, setting: Setting, seeds: Sequence[int], sa
 
 
 def recorded_ends(study: Study, setting: Setting, seeds: Sequence[int]) -> dict[int, tuple[str, dict[str, float]]]:
-    """State and test by seed of runs with all their epochs, if every epoch was tested: the best one is the test."""
+    """Final state and test results, by seed, of runs with all their epochs, if every epoch was tested."""
     ends = {}
     for run in study.runs if "test_loss" in study.series else ():
         ended = run.state in (REACHED, DIVERGED) or run.epochs >= setting.epochs
@@ -255,7 +255,7 @@ def recorded_ends(study: Study, setting: Setting, seeds: Sequence[int]) -> dict[
 
 
 def fitting_threads(group: Group) -> int:
-    """CPU threads for a group: a few small networks are slower on many threads, above all on a busy machine."""
+    """Number of CPU threads for a group: a few small networks are slower on many threads, above all on a busy CPU."""
     cores = os.cpu_count() or 1
     if sum(weight[0].numel() for weight in group.weights.values()) > SMALL_NETWORK:
         return max(1, cores // 2)
@@ -269,7 +269,7 @@ def start_processes(settings: Sequence[Setting], machine: Machine) -> None:
 
 
 def send_group(trainer: Trainer, group: Group | None) -> None:
-    """Send the group that is trained next to the other processes, if there are any; None ends a study."""
+    """Send the next group to train to the other processes, if there are any; None ends a study."""
     if trainer.fabric.world_size > 1:
         message = None
         if group is not None:

@@ -47,7 +47,7 @@ def tensorboard(out: Path) -> Callable[[Setting, Epoch], None]:
 
 
 def mlflow() -> Callable[[Setting, Epoch], None]:
-    """One MLflow run per study, in the tracking store that MLflow's own settings name."""
+    """One MLflow run per study, in the tracking store that MLflow is configured to use."""
     try:
         import mlflow  # type: ignore[import-not-found]
     except ImportError:

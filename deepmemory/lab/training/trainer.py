@@ -23,7 +23,7 @@ class Trainer:
 
     setting: Setting
     task: Task
-    network: nn.Module  # gives the forward pass; its own weights are never used
+    network: nn.Module  # defines the forward pass; its own weights are never used
     fabric: Fabric
     dtype: torch.dtype
     graph: bool  # whether training steps are captured as CUDA graphs
@@ -69,7 +69,7 @@ def open_fabric(device: str, precision: str, devices: int = 1, nodes: int = 1) -
         raise ValueError(f"device {device!r} is one device; leave out the number to use {devices * nodes}")
     chosen: Any = [int(index)] if index and kind == "cuda" else devices
     how: dict[str, Any] = {"strategy": distributed.strategy(), "num_nodes": nodes} if several else {}
-    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it says which precision it was given
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it logs the precision that it was given
     fabric = Fabric(accelerator=kind, devices=chosen, precision=precision, **how)  # type: ignore[arg-type]
     if several:
         distributed.launch(fabric)

@@ -56,7 +56,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(checkpoint, tmp_path):
         assert found.keys() == tensors.keys()
         assert all(torch.equal(found[name].view(-1), tensors[name].view(-1)) for name in tensors)
     assert len(refused) > 0.9 * len(places)
-    assert all(line.startswith(f"{path} is not a checkpoint") and "\n" not in line for line in refused)
+    assert all(line.startswith(f"{path} cannot be used as a checkpoint") and "\n" not in line for line in refused)
 
 
 def renamed(old, new):
@@ -226,7 +226,7 @@ LIES = {
 def test_a_header_that_lies_is_refused(checkpoint, tmp_path, damage):
     path = tmp_path / checkpoint.name
     path.write_bytes(LIES[damage](checkpoint.read_bytes()))
-    with pytest.raises(RecordsError, match="is not a checkpoint that can be used here") as refused:
+    with pytest.raises(RecordsError, match="cannot be used as a checkpoint") as refused:
         load_checkpoint(path)
     assert len(str(refused.value).splitlines()) == 1
 
@@ -276,6 +276,6 @@ def test_resuming_ends_in_one_line_and_no_crash(tmp_path):
     path.write_bytes(save(tensors, noted))
     code, errors = run(40)
     assert code == 2, errors[-300:]
-    assert errors.startswith(f"error: {path} is not a checkpoint")
+    assert errors.startswith(f"error: {path} cannot be used as a checkpoint")
     assert "exp_avg_sq" in errors
     assert len(errors.splitlines()) == 1

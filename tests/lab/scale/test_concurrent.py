@@ -283,7 +283,7 @@ def test_a_second_interruption_asks_for_patience_and_a_third_ends_the_command(mo
     with pytest.raises(KeyboardInterrupt):
         __main__.interrupt(signal.SIGINT, None)
     __main__.interrupt(signal.SIGINT, None)
-    assert "Ctrl-C once more" in capfd.readouterr().err
+    assert "press Ctrl-C again to exit at once" in capfd.readouterr().err
     assert not ended
     __main__.interrupt(signal.SIGINT, None)
     assert ended == [130]

@@ -101,7 +101,7 @@ def test_a_frozen_process_is_named_by_the_other(tmp_path, frozen):
         errors.seek(0)
         error, *_ = [line for line in errors.read().splitlines() if line.startswith("error: ")]
     assert error.startswith(f"error: rank {frozen} (process {ranks[frozen]} on ")
-    assert "did not answer" in error
+    assert "did not respond" in error
     assert told(tmp_path / "out")
 
 

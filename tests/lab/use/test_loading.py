@@ -92,10 +92,10 @@ def test_data_that_is_not_here_is_named(tmp_path, monkeypatch):
 def test_no_checkpoint_and_one_of_another_model_are_refused(adding, tmp_path):
     strange = tmp_path / "strange.safetensors"
     strange.write_bytes(b"\x80\x04 a pickle, or anything")
-    with pytest.raises(RecordsError, match="not a checkpoint"):
+    with pytest.raises(RecordsError, match="cannot be used as a checkpoint"):
         load_model(strange)
     save_file({"weight": torch.zeros(3)}, strange)
-    with pytest.raises(RecordsError, match="not a checkpoint"):
+    with pytest.raises(RecordsError, match="cannot be used as a checkpoint"):
         load_model(strange)
     tensors, info = load_checkpoint(adding)
     for name in ("best.{}", "weights.{}", "adam.{}.exp_avg", "adam.{}.exp_avg_sq"):

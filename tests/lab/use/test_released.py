@@ -102,10 +102,10 @@ class TestFiles:
             ({"weights": intact.weights | {"more": torch.zeros(1).half()}}, "no tensor of that name"),
             ({"words": {"text": intact.words["text"][:-1]}}, "'embedding.weight' is"),
             ({"words": {}}, "'text'"),
-            ({"words": {"text": ("\x1b[2J", *intact.words["text"][1:])}}, "signs that cannot be shown"),
+            ({"words": {"text": ("\x1b[2J", *intact.words["text"][1:])}}, "characters that cannot be shown"),
         ):
             save_release(file, Release(**{**vars(intact), **changes}))
-            with pytest.raises(RecordsError, match=f"not a released network.*{reason}"):
+            with pytest.raises(RecordsError, match=f"cannot be used as a released network.*{reason}"):
                 load_model(file)
 
     def test_what_does_not_fit_into_half_precision_is_not_written(self, tmp_path, monkeypatch):
@@ -195,9 +195,9 @@ class TestShipped:
         for module in (released, loading):
             monkeypatch.setattr(module, "SHIPPED", folder)
         (folder / "ptb.safetensors").write_bytes(b"damaged")
-        assert "install deepmemory again" in error_of(monkeypatch, capsys, "generate", "the")
+        assert "reinstall deepmemory" in error_of(monkeypatch, capsys, "generate", "the")
         save_file({"weight": torch.zeros(3)}, folder / "ptb.safetensors")
-        assert "install deepmemory again" in error_of(monkeypatch, capsys, "generate", "the")
+        assert "reinstall deepmemory" in error_of(monkeypatch, capsys, "generate", "the")
         assert "ptb" not in [model.task for model in list_shipped()]
         (folder / "translation.safetensors").unlink()
         assert "dmu train translation --quick" in error_of(monkeypatch, capsys, "translate", "hola")
