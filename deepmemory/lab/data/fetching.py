@@ -1,4 +1,4 @@
-"""Downloads files with pooch: checked, put in place whole or not at all, and resumed if interrupted."""
+"""Downloads files with pooch: checked, written atomically, and resumed if interrupted."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CHUNK = 2**16  # bytes read at a time
 TIMEOUT = 30  # seconds without a byte
 
 NEEDS_POOCH = "fetching data needs pooch: pip install deepmemory[lab]"
-RECORDED = " (the registry knows none; recorded beside the file)"
+RECORDED = " (the registry has none; recorded beside the file)"
 
-Progress = Callable[[int, int | None], None]  # called with the bytes so far, and the total where it is known
+Progress = Callable[[int, int | None], None]  # called with the bytes so far, and the total if it is known
 
 
 def fetch(file: File, folder: Path, progress: Progress = lambda done, total: None) -> Path:
-    """Download a file into a data folder from the first address that serves the right one, unless it is there.
+    """Download a file into a data folder, unless it is there, from the first address that serves the right one.
 
     Until it is complete and checked, a download is in ``.NAME.part``, from which the next call resumes.
     """
@@ -103,7 +103,7 @@ def _retrieve(file: File, path: Path, expected: str | None, progress: Progress) 
 
 
 class Download:
-    """What pooch calls to download: resumes from a partial file, if the server supports that."""
+    """The downloader that pooch calls: resumes from a partial file, if the server supports that."""
 
     def __init__(self, file: File, part: Path, progress: Progress) -> None:
         self.file, self.part, self.progress = file, part, progress
@@ -133,7 +133,7 @@ class Download:
                 self.part.unlink()
         size = self.part.stat().st_size
         if self.file.size is not None and size < self.file.size:
-            raise OSError(f"only {size} of {self.file.size} bytes came; the next try resumes from there")
+            raise OSError(f"only {size} of {self.file.size} bytes were received; the next try resumes from there")
         if self.file.sha256 is None and self.file.member:
             zip_member(self.part.read_bytes(), self.file.member, files.LARGEST)  # refuses an error page
         os.replace(self.part, output_file)
@@ -145,7 +145,7 @@ class Download:
         if self.start and (answer.ok or answer.status_code == 416) and not answer.is_redirect and not rest:
             self.begin_again()
             if answer.status_code != 200:
-                raise OSError(f"asked for the rest of the file, the server answered {answer.status_code} {offered}")
+                raise OSError(f"asked for the rest of the file, but the server sent {answer.status_code} {offered}")
 
     def begin_again(self) -> None:
         """Empty the partial file."""
@@ -158,7 +158,7 @@ class Download:
         done = self.stream.tell() + len(chunk)
         if done > self.limit:
             self.begin_again()
-            raise DataError(f"more than {self.limit} bytes came, another file than expected")
+            raise DataError(f"more than {self.limit} bytes were received: not the expected file")
         self.stream.write(chunk)
         self.progress(done, self.file.size)
 

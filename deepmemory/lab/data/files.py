@@ -11,7 +11,7 @@ from deepmemory.lab.data.registry import File
 from deepmemory.lab.data.unpacking import gunzip_if_packed, zip_member
 
 VARIABLE = "DEEPMEMORY_DATA"
-LARGEST = 2**26  # bytes read or fetched where the registry knows no size: twice what is expected there
+LARGEST = 2**26  # bytes read or fetched if the registry has no size: twice what is expected
 
 
 def cache_folder() -> Path | None:

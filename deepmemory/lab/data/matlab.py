@@ -44,7 +44,7 @@ def read_cells(raw: bytes) -> dict[str, list[Array]]:
             raise DataError(f"a variable should be a matrix, found an element of type {kind}")
         name, cells = read_cell_array(data)
         if name in variables:
-            raise DataError(f"the variable {name!r} comes twice")
+            raise DataError(f"the variable {name!r} occurs twice")
         variables[name] = cells
     return variables
 
@@ -56,7 +56,7 @@ def read_cell_array(data: memoryview) -> tuple[str, list[Array]]:
     if kind != CELL:
         raise DataError(f"the variable {name!r} should be a cell array, is of class {kind}")
     if 8 * rows * columns > elements.left:  # each cell has a tag at least
-        raise DataError(f"the variable {name!r} says {rows} x {columns} cells, more than it can hold")
+        raise DataError(f"the variable {name!r} declares {rows} x {columns} cells, more than it can hold")
     return name, [read_matrix(elements.next(MATRIX)[1]) for _ in range(rows * columns)]
 
 
@@ -68,7 +68,7 @@ def read_matrix(data: memoryview) -> Array:
         raise DataError(f"a cell should hold a matrix of numbers, holds class {kind}")
     stored, numbers = elements.next()
     if stored not in STORED:
-        raise DataError(f"numbers stored as type {stored} are not read here")
+        raise DataError(f"numbers stored as type {stored} are not supported")
     dtype = np.dtype(STORED[stored])
     if rows * columns * dtype.itemsize != len(numbers):
         raise DataError(f"a matrix of {rows} x {columns} does not fit its {len(numbers)} bytes of {dtype.name}")
@@ -84,10 +84,10 @@ def read_head(elements: Elements) -> tuple[int, tuple[int, int], str]:
         raise DataError(f"matrices should have 8 bytes of flags and two sizes, got {len(flags)} and {len(sizes) / 4:g}")
     (bits,) = struct.unpack_from("<I", flags)
     if bits & COMPLEX:
-        raise DataError("complex numbers are not read here")
+        raise DataError("complex numbers are not supported")
     rows, columns = struct.unpack("<ii", sizes)
     if rows < 0 or columns < 0:
-        raise DataError(f"a matrix of {rows} x {columns}")
+        raise DataError(f"a matrix cannot have {rows} x {columns} elements")
     return bits & 0xFF, (rows, columns), bytes(name).decode("ascii", "replace")
 
 
@@ -99,18 +99,18 @@ class Elements:
 
     @property
     def left(self) -> int:
-        """Number of bytes that were not read yet."""
+        """Number of bytes that have not been read yet."""
         return len(self.data) - self.at
 
     @property
     def done(self) -> bool:
-        """Whether every element was read."""
+        """Whether every element has been read."""
         return self.left == 0
 
     def next(self, expected: int | None = None) -> tuple[int, memoryview]:
         """Type and data of the next element."""
         if self.left < 8:
-            raise DataError(f"the file ends inside an element, {self.left} bytes before its tag is whole")
+            raise DataError(f"the file ends inside an element, {self.left} bytes before its tag is complete")
         kind, size = struct.unpack_from("<II", self.data, self.at)
         start, after = self.at + 8, 8 + size
         if kind >> 16:
@@ -118,7 +118,7 @@ class Elements:
             if size > 4:
                 raise DataError(f"a tag cannot hold {size} bytes of data")
         elif size > self.left - 8:
-            raise DataError(f"an element says {size} bytes, {self.left - 8} are left")
+            raise DataError(f"an element declares {size} bytes, {self.left - 8} are left")
         if expected is not None and kind != expected:
             raise DataError(f"expected an element of type {expected}, found type {kind}")
         if self.padded or kind != COMPRESSED:

@@ -36,7 +36,7 @@ def parse_music(raw: bytes) -> dict[str, list[Tensor]]:
 def as_roll(cell: matlab.Array) -> Tensor:
     """A matrix of zeros and ones as a tensor."""
     if cell.shape[0] == 0 or cell.shape[1] != KEYS:
-        raise DataError(f"a piano-roll should be (frames, {KEYS}), is {cell.shape}")
+        raise DataError(f"a piano-roll should be (frames, {KEYS}), got {cell.shape}")
     if not ((cell == 0) | (cell == 1)).all():
         raise DataError("a piano-roll should hold zeros and ones only")
     return torch.from_numpy(np.array(cell, dtype=np.uint8, order="C"))

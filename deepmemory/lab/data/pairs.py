@@ -19,13 +19,13 @@ from deepmemory.lab.settings import check_choice
 
 START, END = 0, 1  # ids of the words that open and close every sentence
 SPECIAL = ("<start>", "<end>")
-PUNCTUATION = frozenset("?.!,¿")  # tokens of their own; every other sign becomes white space, ¡ too
+PUNCTUATION = frozenset("?.!,¿")  # tokens of their own; every other character becomes white space, including ¡
 LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
-# Limits, since the text may be any file; the largest release in the registry, German of 2018, has a third at most.
+# Limits, since the text may be any file; the largest release in the registry, German of 2018, needs at most a third.
 MOST_LINES = 2**19
 LONGEST_LINE = 2**12  # characters
-MOST_WORDS, MOST_KINDS = 2**22, 2**18  # of one language: in all, and in the vocabulary
+MOST_WORDS, MOST_KINDS = 2**22, 2**18  # words of one language: all, and different ones
 LARGEST = 2**25  # numbers in one padded tensor, which takes 256 MB
 
 
@@ -34,7 +34,7 @@ class Sentences:
     """Sentences of one language as ids of words."""
 
     ids: Tensor  # int64 (N, longest); each row START, words, END, and END again as padding
-    lengths: Tensor  # int64 (N,), START and END counted
+    lengths: Tensor  # int64 (N,), including START and END
     words: tuple[str, ...]  # word i has id i: the two special ones, then most frequent first, then by code points
 
 
@@ -51,9 +51,9 @@ class Pairs:
 def load_pairs(
     name: str = "spanish", limit: int | None = None, data: Path | str | None = None, min_count: int = 1
 ) -> Pairs:
-    """The first ``limit`` pairs (None: all), which are the shortest; words are counted in these alone.
+    """The first ``limit`` pairs (None: all), which are the shortest; words are counted only in these.
 
-    Pairs that have a word which occurs fewer than ``min_count`` times are left out.
+    Pairs with a word that occurs fewer than ``min_count`` times are left out.
     """
     check_choice("language", name, names_for("translation"))
     (file,) = dataset(name).files
@@ -69,14 +69,14 @@ def parse_pairs(raw: bytes, language: str, limit: int | None = None, header: int
     if limit is not None and limit < 1:
         raise ValueError(f"the number of pairs should be at least 1, got {limit}")
     if raw.count(b"\n") > MOST_LINES:
-        raise DataError(f"the {language} pairs have more than the {MOST_LINES} lines that are read")
+        raise DataError(f"the {language} pairs have more than the limit of {MOST_LINES} lines")
     try:
         last = None if limit is None else header + limit
         lines = raw.decode("utf-8").removesuffix("\n").split("\n", -1 if last is None else last)[header:last]
     except UnicodeDecodeError as error:
         raise DataError(f"not a text in UTF-8 ({error.reason} at byte {error.start})") from None
     if len(lines) < (limit or 1):
-        raise DataError(f"{limit or 1} pairs were asked for, the {language} file has {len(lines)}")
+        raise DataError(f"{limit or 1} pairs were requested, but the {language} file has {len(lines)}")
     english, foreign = [], []
     for number, line in enumerate(lines, header + 1):
         if len(line) > LONGEST_LINE:
@@ -89,7 +89,7 @@ def parse_pairs(raw: bytes, language: str, limit: int | None = None, header: int
     digest = hashlib.sha256(raw).hexdigest()
     kept = without_rare_words(list(zip(split_all(foreign), split_all(english), strict=True)), min_count)
     if not kept:
-        raise ValueError(f"every one of the {language} pairs has a word that occurs fewer than {min_count} times")
+        raise ValueError(f"every {language} pair has a word that occurs fewer than {min_count} times")
     return Pairs(language, as_sentences([pair[0] for pair in kept]), as_sentences([pair[1] for pair in kept]), digest)
 
 
@@ -138,7 +138,7 @@ def encode(sentences: list[list[str]], words: tuple[str, ...]) -> Sentences:
 
 
 def split_words(sentence: str) -> list[str]:
-    """The words of a sentence: lower case, no accents, punctuation split off, all other signs dropped.
+    """The words of a sentence: lower case, no accents, punctuation split off, all other characters turned to spaces.
 
     >>> split_words("¡Hola! ¿Cómo está usted, Sr. O'Neill?")
     ['hola', '!', '¿', 'como', 'esta', 'usted', ',', 'sr', '.', 'o', 'neill', '?']

@@ -36,10 +36,10 @@ class File:
     dataset: str  # the dataset it belongs to
     path: str  # in the data folder, with forward slashes
     addresses: tuple[str, ...]  # the source first, then mirrors
-    size: int | None  # bytes; None where unknown
-    sha256: str | None  # None where unknown
-    member: str = ""  # in a zip: the file that is read, in whatever folder it lies
-    contents_size: int | None = None  # bytes of what is unpacked; None where nothing is, or unknown
+    size: int | None  # bytes; None if unknown
+    sha256: str | None  # None if unknown
+    member: str = ""  # in a zip: the name of the file that is read, in any folder
+    contents_size: int | None = None  # bytes after unpacking; None if the file is not packed, or unknown
     contents_sha256: str | None = None  # likewise
     header: int = 0  # lines before the data
 
@@ -53,12 +53,12 @@ class File:
 
     @property
     def expected(self) -> str | None:
-        """The sha256 of what is read: unpacked where something is to unpack."""
+        """The sha256 of what is read, after unpacking."""
         return self.contents_sha256 or self.sha256
 
     @property
     def expected_size(self) -> int | None:
-        """The size of what is read."""
+        """The size of what is read, after unpacking."""
         return self.contents_size or self.size
 
 
@@ -71,7 +71,7 @@ class Dataset:
     about: str  # one line
     licence: str  # one line
     files: tuple[File, ...]
-    counts: Mapping[str, int]  # what a loader finds; empty where unknown
+    counts: Mapping[str, int]  # what a loader finds; empty if unknown
 
 
 def _music(name: str, file: str, about: str, size: int, sha256: str, counts: Mapping[str, int]) -> Dataset:
@@ -271,7 +271,7 @@ DATASETS: dict[str, Dataset] = {entry.name: entry for entry in _ALL}
 
 
 def dataset(name: str) -> Dataset:
-    """The dataset of that name; a mistake is told the choices."""
+    """The dataset of that name; the error for an unknown one lists the choices."""
     return DATASETS[check_choice("dataset", name, tuple(DATASETS))]
 
 

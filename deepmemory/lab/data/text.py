@@ -27,7 +27,7 @@ class Corpus:
 
 
 def load_text(data: Path | str | None = None) -> Corpus:
-    """The Penn Treebank in the form of Mikolov and Zaremba: 10,000 words, of which the end of a line is one."""
+    """The Penn Treebank in the form of Mikolov and Zaremba: 10,000 words, including the end of a line."""
     train, valid, test = (tokens(files.read(file, data)) for file in dataset("ptb").files)
     return as_corpus(train, valid, test)
 

@@ -14,14 +14,14 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def inflate(packed: bytes | memoryview, limit: int, wbits: int = zlib.MAX_WBITS) -> tuple[bytes, bytes]:
-    """One whole zlib stream of at most ``limit`` bytes, and the bytes after it."""
+    """The contents of one complete zlib stream, at most ``limit`` bytes, and the bytes after it."""
     stream = zlib.decompressobj(wbits)
     try:
         contents = stream.decompress(packed, limit + 1)
     except zlib.error as error:
         raise DataError(f"damaged compressed data ({error})") from None
     if len(contents) > limit:
-        raise DataError(f"more than the {limit} bytes expected come out of the compressed data")
+        raise DataError(f"the compressed data unpacks to more than the expected {limit} bytes")
     if not stream.eof:
         raise DataError("the compressed data ends too early")
     return contents, stream.unused_data
@@ -40,7 +40,7 @@ def gunzip_if_packed(raw: bytes, limit: int) -> bytes:
 def zip_member(raw: bytes, member: str, limit: int) -> bytes:
     """The one file of that name in a zip archive, in any folder.
 
-    Nothing is written anywhere; an archive with a name that leads out of its folder is refused all the same.
+    Nothing is written to disk; an archive with a name that leads out of its folder is refused nevertheless.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
@@ -50,10 +50,10 @@ def zip_member(raw: bytes, member: str, limit: int) -> bytes:
                     raise DataError(f"the archive holds {entry.filename!r}, a name that leads out of its folder")
             found = [entry for entry in entries if PurePosixPath(entry.filename).name == member and not entry.is_dir()]
             if len(found) != 1:
-                raise DataError(f"the archive should hold one {member}, it holds {len(found)}")
+                raise DataError(f"the archive should hold one {member}, got {len(found)}")
             (entry,) = found
             if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise DataError(f"{member} is compressed in a way not read here ({entry.compress_type})")
+                raise DataError(f"{member} is compressed with an unsupported method ({entry.compress_type})")
             if entry.file_size > limit:
                 raise DataError(f"{member} has {entry.file_size} bytes, at most {limit} are expected")
             with archive.open(entry) as file:
@@ -65,11 +65,11 @@ def zip_member(raw: bytes, member: str, limit: int) -> bytes:
             raise
         raise DataError(f"not a whole zip archive ({error})") from None
     if len(contents) > limit:
-        raise DataError(f"more than the {limit} bytes expected come out of {member}")
+        raise DataError(f"{member} unpacks to more than the expected {limit} bytes")
     return contents
 
 
 def leads_outside(name: str) -> bool:
-    """Whether unpacking a file of that name could write outside of the target folder."""
+    """Whether unpacking a file of that name could write outside the target folder."""
     parts = name.replace("\\", "/").split("/")
     return parts[0] == "" or ".." in parts or ":" in parts[0] or "\0" in name

@@ -83,7 +83,7 @@ def real_task(setting: Setting, data: str | None) -> Task:
 
 
 def data_of(setting: Setting) -> str | None:
-    """The registry's name of the data that a setting reads; None where sequences are generated.
+    """The registry's name of the data that a setting reads; None if sequences are generated.
 
     >>> data_of(Setting("translation", language="german")), data_of(Setting())
     ('german', None)
@@ -92,5 +92,5 @@ def data_of(setting: Setting) -> str | None:
 
 
 def chance_level(setting: Setting) -> Level | None:
-    """The scores of the best answer that ignores the input; None where they are not known."""
+    """The scores of the best answer that ignores the input; None if they are not known."""
     return TASK_CLASSES[setting.task].chance(setting)

@@ -13,7 +13,7 @@ from deepmemory.lab.tasks.synthetic import Sequences, SyntheticTask, lengths_bet
 from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.random_streams import below, derive, uniform
 
-MEAN_LOSS = 0.039  # the variance of the target: a mark on the first step counts for nothing
+MEAN_LOSS = 0.039  # the variance of the target; a mark on the first step adds nothing
 TOLERANCE = 0.04  # within which Hochreiter and Schmidhuber count an output as correct
 
 

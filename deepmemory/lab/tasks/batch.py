@@ -1,4 +1,4 @@
-"""The batches of a task, and sums over what counts in their outputs."""
+"""The batches of a task, and sums over their outputs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from deepmemory.lab.training.random_streams import TEST, TRAINING, VALIDATION
 
 SPLITS = {TRAINING: "train", VALIDATION: "valid", TEST: "test"}
-FORMATS = {"loss": ".4f", "perplexity": ".2f", "accuracy": ".4f"}  # of measures, with digits that tell epochs apart
-Shard = tuple[int, int]  # this process, and how many there are: each takes its part of the sequences of every batch
+FORMATS = {"loss": ".4f", "perplexity": ".2f", "accuracy": ".4f"}  # of measures, with digits to tell epochs apart
+Shard = tuple[int, int]  # number of this process and of all: each takes its part of the sequences of every batch
 WHOLE: Shard = (0, 1)
 Shape = tuple[int, ...]  # time steps of a batch; batches of one shape are made by the same operations
 
@@ -20,17 +20,17 @@ class Batch(NamedTuple):
     """The inputs of R runs at one step, B sequences each, and the targets of their outputs."""
 
     inputs: tuple[Any, ...]  # of the network; Feed.in_dims says which of them differ between runs
-    target: Tensor  # (R, B, ...), or (1, B, ...) where it is the same for all runs
-    real: Tensor | None = None  # like target without its features: true where it counts; None is everywhere
+    target: Tensor  # (R, B, ...), or (1, B, ...) if it is the same for all runs
+    real: Tensor | None = None  # like target without its features: true where it counts; None for everywhere
 
 
 class Tally(NamedTuple):
-    """Sums over everything that counts, for each run and sequence: (R, B)."""
+    """Sums over all outputs that count, for each run and sequence: (R, B)."""
 
     loss: Tensor
     counts: Tensor
     correct: Tensor | None = None  # outputs that are correct
-    only: str | None = None  # the one measure that these sequences count for; None is the loss and all other measures
+    only: str | None = None  # the one measure that these sequences count for; None for the loss and all other measures
 
 
 class Feed(Protocol):
@@ -38,7 +38,7 @@ class Feed(Protocol):
 
     in_dims: tuple[int | None, ...]  # of the inputs under vmap: 0 where runs differ, None where they share
 
-    memory: list[Tensor]  # what ``carry`` changes
+    memory: list[Tensor]  # the tensors that ``carry`` changes
 
     def plan(self, epoch: int) -> list[Shape]:
         """Prepare an epoch (from 0) and return the shape of each of its batches."""
@@ -47,11 +47,11 @@ class Feed(Protocol):
         """One batch, by its number in the epoch; never makes the host wait for the device."""
 
     def carry(self, output: Any) -> None:
-        """Take over the output for the last batch, where the next input depends on it."""
+        """Store what the next batch needs of the output for the last one, such as the state."""
 
 
 def counted(losses: Tensor, batch: Batch, hits: Tensor | None = None) -> Tally:
-    """Sums over time of everything that counts, from losses and ``hits`` (1 where an output is correct), (R, B, T)."""
+    """Sums over the time steps that count, from losses and ``hits`` (1 where an output is correct), (R, B, T)."""
     real = torch.ones_like(losses) if batch.real is None else batch.real.to(losses.dtype).expand_as(losses)
     return Tally((losses * real).sum(-1), real.sum(-1), None if hits is None else (hits * real).sum(-1))
 

@@ -15,7 +15,7 @@ from deepmemory.lab.tasks.on_device import OnDevice
 from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import WordNetwork, tensors_in, zero_state
 
-CHANCE = 639.30  # perplexity with the frequencies of the words in the whole training text
+CHANCE = 639.30  # perplexity of a model that knows only the word frequencies of the whole training text
 
 
 class NatLang:
@@ -23,7 +23,7 @@ class NatLang:
 
     The state is carried from window to window, without gradients, and starts at zero in every epoch and evaluation.
     All words of a split except its first are predicted, each once. The perplexity is the mean over windows of
-    exp(cross-entropy), as in the authors' code; exp(loss) is the usual one.
+    exp(cross-entropy), as in the authors' code; exp(loss) is the usual perplexity.
     """
 
     title: ClassVar[str] = "Language"
@@ -72,7 +72,7 @@ class NatLang:
 
 
 class WindowFeed:
-    """Windows of a text, in order, each with the state after the one before."""
+    """Windows of a text, in order, each with the state at the end of the previous one."""
 
     in_dims: tuple[int | None, ...] = (None, 0)
 

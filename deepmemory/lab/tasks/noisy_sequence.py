@@ -20,7 +20,7 @@ RESERVED = 2  # symbols 0 and 1 are at the start, and only there
 
 @dataclass(frozen=True)
 class NoisySequence(SyntheticTask):
-    """One-hot symbols, as many as time steps: one of two reserved ones, then noise from all the others.
+    """One-hot symbols, as many different ones as time steps: one of two reserved symbols, then noise from the others.
 
     The target is the first symbol. With ``fixed``, the noise is drawn once, before the experiment, as in the paper's
     text; otherwise every sequence has its own, as in the authors' code.
@@ -46,7 +46,7 @@ class NoisySequence(SyntheticTask):
 
     @property
     def input_size(self) -> int:
-        """The number of symbols, which is that of the time steps."""
+        """The number of symbols, which is also the number of time steps."""
         return self.longest
 
     @property
@@ -74,7 +74,7 @@ class NoisySequence(SyntheticTask):
 
 
 def derive_fixed(keys: Tensor) -> Tensor:
-    """The key of the fixed noise, in place of every sequence's own."""
+    """The key of the fixed noise, the same for every sequence."""
     return derive(torch.zeros_like(keys), NOISE)
 
 

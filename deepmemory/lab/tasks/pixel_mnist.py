@@ -17,7 +17,7 @@ from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import LastStateNetwork
 from deepmemory.lab.training.random_streams import ORDER, TRAINING, permutations
 
-VALIDATION = 5000  # the last of the training images; fewer where there are few
+VALIDATION = 5000  # images, the last of the training set; at most a sixth of it
 PERMUTATION_SEED = 0  # of the order of pixels that all permuted runs share
 
 

@@ -17,16 +17,16 @@ from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import StepwiseNetwork
 from deepmemory.lab.training.random_streams import TRAINING
 
-# The loss with the frequencies of the keys in the whole training set. tests/lab/tasks/test_chance.py computes the
-# chance levels of all tasks again, where the data is. Limits of the data change them little.
+# The loss of a model that knows only the key frequencies of the whole training set. tests/lab/tasks/test_chance.py
+# computes the chance levels of all tasks again if the data is available. Limiting the data changes them little.
 CHANCE = {"nottingham": 10.261, "jsb-chorales": 11.090, "musedata": 11.515, "piano-midi": 11.052}
 
 
 class PolyMusic:
     """Piano-rolls: predicts the keys of the next frame from the frames so far.
 
-    The loss is the cross-entropy of every key, summed over the keys and averaged over the frames of a batch, or of
-    all pieces where it is measured.
+    The loss is the cross-entropy of every key, summed over the keys and averaged over the frames of a batch or, in an
+    evaluation, of all pieces.
     """
 
     title: ClassVar[str] = "Music"
@@ -99,7 +99,7 @@ class PolyMusic:
 
 
 def starts_of(pieces: list[Tensor]) -> Tensor:
-    """The index of each piece's first frame among those of all pieces, and the end of the last one."""
+    """The index of each piece's first frame among the frames of all pieces, and the end of the last piece."""
     return torch.tensor([0] + [len(piece) for piece in pieces]).cumsum(0)
 
 

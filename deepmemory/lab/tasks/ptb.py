@@ -1,4 +1,4 @@
-"""The Penn Treebank as language models are compared on it: one embedding, dropout, perplexity of the whole text."""
+"""The Penn Treebank in the usual form of a benchmark: tied embedding, dropout, perplexity of the whole text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from deepmemory.lab.training.random_streams import TEST
 
 
 class PTB(NatLang):
-    """The text of ``natlang`` with a larger network, which embeds words and predicts them with one matrix.
+    """The text of ``natlang`` with a larger network, which embeds words and predicts them with the same matrix.
 
-    The perplexity is exp(loss). The test text is read from its beginning to its end as one stream, the validation text,
-    which is measured after every epoch, in as many streams as a batch has.
+    The perplexity is exp(loss). The test text is read from beginning to end as one stream; the validation text, which
+    is measured after every epoch, as as many streams as a batch has rows.
     """
 
     title: ClassVar[str] = "Penn Treebank"

@@ -11,9 +11,9 @@ from torch import Tensor
 from deepmemory.lab.tasks.batch import WHOLE, Batch, Shape, Shard
 from deepmemory.lab.training.random_streams import ORDER, permutations
 
-PADDING = -1  # in place of a sequence where the last batch is not full
+PADDING = -1  # in place of a sequence if the last batch is not full
 
-Make = Callable[[Tensor, Shape], Batch]  # from the numbers of sequences (R, B), PADDING among them
+Make = Callable[[Tensor, Shape], Batch]  # from the numbers of sequences (R, B), which may include PADDING
 
 
 class ShuffledFeed:
@@ -54,7 +54,7 @@ class ShuffledFeed:
 
 
 class OrderedFeed:
-    """Every sequence once, in the order of the data; ``items`` (1, N) where all runs have the same, else (R, N)."""
+    """Every sequence once, in the order of the data; ``items`` is (1, N) if all runs have the same, else (R, N)."""
 
     def __init__(
         self, make: Make, items: Tensor, lengths: Sequence[Tensor], device: torch.device, batch_size: int, inputs: int

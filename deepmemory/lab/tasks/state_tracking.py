@@ -18,16 +18,16 @@ from deepmemory.lab.tasks.task import Level, Task
 from deepmemory.lab.training.network import StepwiseNetwork
 from deepmemory.lab.training.random_streams import TEST, TRAINING, below, derive
 
-LONGER = (8, 64)  # times the length in training: what is measured besides it
-STATE = 128  # about as wide are the states of a network, which may take more memory than its inputs
+LONGER = (8, 64)  # multiples of the training length that are measured besides it
+STATE = 128  # typical width of a network's states, which may take more memory than its inputs
 
 
 class StateTracking(SyntheticTask):
     """Elements of a group, uniform and one-hot; the target is the product, from the left, of those so far.
 
-    An element is a class of the output, so guessing is right once in as many times as the group has elements. The
-    loss, by which a run's best weights are chosen, is that of sequences as long as those in training. The accuracy
-    is the share of all positions whose product is right, at that length and at ``LONGER`` ones.
+    Each element is a class, so a guess is right with probability 1 / (number of elements). The loss, by which a run's
+    best weights are chosen, is that of sequences as long as those in training. The accuracy is the share of all
+    positions whose product is right, at that length and at those in ``LONGER``.
     """
 
     title: ClassVar[str] = "State tracking"
@@ -72,7 +72,7 @@ class StateTracking(SyntheticTask):
         return Sequences(x.transpose(1, 2), None, self.running_products(elements).transpose(1, 2))
 
     def running_products(self, elements: Tensor) -> Tensor:
-        """The product of all elements up to each step along dimension 1, in log(T) steps: a product is associative."""
+        """The product of all elements up to each step along dimension 1, in log(T) steps, as it is associative."""
         products = self.products.on(elements.device)["products"]
         span = 1
         while span < elements.shape[1]:
@@ -88,7 +88,7 @@ class StateTracking(SyntheticTask):
     def feed(
         self, split: int, setting: Setting, seeds: Tensor, batch_size: int, dtype: torch.dtype, shard: Shard = WHOLE
     ) -> Feed:
-        """New sequences at every step for training; else the same for all runs and studies, at several lengths."""
+        """New sequences at every step for training; otherwise the same for all runs and studies, at several lengths."""
         feed = super().feed(split, setting, seeds, batch_size, dtype, shard)
         if split == TRAINING:
             return feed
@@ -96,7 +96,7 @@ class StateTracking(SyntheticTask):
         feeds = [feed]
         for times in LONGER:
             task = StateTracking(self.group, self.length * times)
-            # After every epoch as many positions at each longer length; the longest would take most of the time.
+            # After an epoch, every longer length has as many positions; else the longest would take most of the time.
             count = feed.count if split == TEST else max(1, feed.count * LONGER[0] // times)
             feeds.append(FixedFeed(task, split, count, batch_size, seeds.device, dtype))
         return SeveralLengths(feeds)
@@ -134,7 +134,7 @@ class SeveralLengths:
         return [shape for *_, shape in shapes]
 
     def batch(self, step: Tensor | int, shape: Shape) -> Batch:
-        """A batch of the feed whose turn it is."""
+        """A batch of the feed that this step belongs to."""
         feed, place = self.batches[int(step)]
         return feed.batch(place, shape)
 

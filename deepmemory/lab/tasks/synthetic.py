@@ -19,7 +19,7 @@ class Sequences(NamedTuple):
     """Sequences of R runs, B each."""
 
     x: Tensor  # (R, B, T, features), time before batch in memory, as the layers read it
-    lengths: Tensor | None  # (R, B): real time steps of each sequence; None where all are T long
+    lengths: Tensor | None  # (R, B): real time steps of each sequence; None if all are T long
     target: Tensor  # (R, B)
 
 

@@ -1,4 +1,4 @@
-"""What a task is to the training loop: its data, its network, and how outputs are measured."""
+"""A task as the training loop sees it: its data, its network, and how outputs are measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepmemory.lab.tasks.batch import WHOLE, Batch, Feed, Shard, Tally
 class Level(NamedTuple):
     """The scores of the best answer that ignores the input: a network that scores no better has learnt nothing."""
 
-    answer: str  # what it is
+    answer: str  # in words
     scores: dict[str, float]  # by measure
 
 
@@ -24,7 +24,7 @@ class Task(Protocol):
     title: ClassVar[str]  # in reports
     data_settings: ClassVar[tuple[str, ...]] = ()  # the fields of a setting that choose the data that is read
     measures: ClassVar[tuple[str, ...]]  # besides the loss: perplexity, accuracy
-    every_epoch: ClassVar[bool]  # whether an epoch is measured on all splits, as for the tables, or on validation only
+    every_epoch: ClassVar[bool]  # whether an epoch is measured on all splits, as for the tables, or only on validation
 
     @classmethod
     def of(cls, setting: Setting, data: str | None) -> Task:
@@ -32,15 +32,15 @@ class Task(Protocol):
 
     @classmethod
     def dataset(cls, setting: Setting) -> str | None:
-        """The registry's name of the data that a setting reads; None where sequences are generated."""
+        """The registry's name of the data that a setting reads; None if sequences are generated."""
 
     @classmethod
     def chance(cls, setting: Setting) -> Level | None:
-        """The scores of the best answer that ignores the input; None where they are not known."""
+        """The scores of the best answer that ignores the input; None if they are not known."""
 
     @property
     def largest_tensor(self) -> int:
-        """How many numbers the largest tensor has that one sequence needs; it limits how many are evaluated at once."""
+        """Size of the largest tensor that one sequence needs; it limits how many sequences are evaluated at once."""
 
     def network(self, setting: Setting, engine: str = "auto") -> nn.Module:
         """The network of one run, with new weights."""

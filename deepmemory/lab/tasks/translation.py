@@ -29,7 +29,7 @@ CHANCE: dict[tuple[str, int], tuple[float, float]] = {  # perplexity and accurac
 class Translation:
     """Pairs of sentences, split at random for each run.
 
-    Every word after the start counts, the end included. In evaluation the decoder is fed its own words, for as many
+    Every word after the start counts, including the end. In evaluation the decoder is fed its own words, for as many
     steps as the correct translation has.
     """
 

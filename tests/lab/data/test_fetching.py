@@ -122,7 +122,7 @@ def test_a_wrong_file_does_not_replace_what_was_there(pages, tmp_path):
 
 def test_more_than_expected_is_not_even_stored(pages, tmp_path):
     pages.bodies["/a"] = BODY * 2
-    with pytest.raises(DataError, match=f"more than {len(BODY)} bytes came"):
+    with pytest.raises(DataError, match=f"more than {len(BODY)} bytes were received: not the expected file"):
         fetch(served(NOTTINGHAM, BODY, pages.at("/a")), tmp_path)
     assert names(tmp_path) == []
 
