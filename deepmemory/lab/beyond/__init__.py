@@ -1,6 +1,6 @@
-"""Experiments beyond the paper: what is trained, in one file each.
+"""Experiments beyond the paper: the studies of each, in one file.
 
-Importing this module does not import torch, so that the command line can name the experiments at once.
+Importing this module does not import torch, so that the command line can list the experiments at once.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ class Experiment:
     """Studies that are compared with one another."""
 
     title: str
-    runs: int  # of every model that is shown
-    search_runs: int  # of every study, from which the best learning rate of a model is chosen
-    parts: tuple[str, ...]  # that can be trained alone, such as the sizes of a model
+    runs: int  # per model in the report
+    search_runs: int  # per study while the best learning rate of a model is searched
+    parts: tuple[str, ...]  # that can be trained separately, such as the sizes of a model
     settings: Callable[[], list[Setting]]  # of all studies; those of the paper among them are shown, but not owned
     part_of: Callable[[Setting], str]
-    owns: Callable[[Setting], bool]  # whether a recorded study belongs to the experiment, with any change to it
+    owns: Callable[[Setting], bool]  # whether a recorded study belongs to the experiment, also with changed settings
     sample: Callable[[], list[Setting]]  # a few of the studies,
-    quick: Callable[[Setting], Setting]  # and how each of them is made small
+    quick: Callable[[Setting], Setting]  # and the small version of a study
     published: Mapping[str, float] = field(default_factory=dict)  # test scores of other papers, by model
 
 
@@ -106,7 +106,7 @@ OF_TASK: dict[str, tuple[str, Callable[[str, int], Setting]]] = {  # experiment 
 
 
 def setting(task: str, kind: str, depth: int = 1, quick: bool = False) -> Setting:
-    """The setting of a task that is not the paper's, for one kind of model."""
+    """The setting of a task beyond the paper's, for one kind of model."""
     name, of_kind = OF_TASK[check_choice("task", task, tuple(OF_TASK))]
     made = of_kind(kind, depth)
     return EXPERIMENTS[name].quick(made) if quick else made

@@ -1,8 +1,8 @@
 """GRU and LSTM on the paper's music, language and translation, beside the paper's DMU and RHN.
 
-The DMU and RHN have the paper's settings, so they are the studies of ``dmu paper``, which ``dmu merge`` brings
-together with those here. GRU and LSTM have as many weights as the DMU with two linear layers, and its training;
-their learning rate is searched.
+The DMU and RHN have the paper's settings, so their studies are those of ``dmu paper``; ``dmu merge`` puts them
+together with those here. GRU and LSTM have as many weights as the DMU with two linear layers and are trained like it,
+but their learning rate is searched.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RATES = {
     "translation": (0.001, 0.002, 0.005, 0.01),
 }
 START: dict[str, dict[str, Any]] = {"gru": {}, "lstm": {"forget_bias": 0.5}}  # of the LSTM in both bias vectors
-QUICK: dict[str, dict[str, Any]] = {  # small data; no other study has as much, so it tells those of this experiment
+QUICK: dict[str, dict[str, Any]] = {  # small data; its amount identifies these studies, as no other has the same
     "polymusic": {"limit": 90},
     "natlang": {"limit": 30_000},
     "translation": {"pairs": 1500},

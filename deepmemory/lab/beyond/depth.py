@@ -1,4 +1,4 @@
-"""Whether depth pays: language models of equal size on the Penn Treebank, by the depth of their transition."""
+"""The benefit of depth: language models of equal size on the Penn Treebank, with transitions of several depths."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from typing import Any
 from deepmemory.lab.beyond.models import DEEP, kind_of
 from deepmemory.lab.settings import Setting, check_choice
 
-WORDS = 10_000  # of the Penn Treebank, which decide what the embedding takes of the weights
+WORDS = 10_000  # in the Penn Treebank; they determine the embedding's share of the weights
 SIZES = {"small": 5_000_000, "large": 23_000_000, "long": 23_000_000}  # weights in all, by part of the experiment
 DEPTHS = (1, 2, 3, 5, 10)
 KINDS = ("residual", "dmu", "rhn", "gru", "lstm")  # a DMU with residual transition, and as in the paper
 LONG = (("residual", 5), ("rhn", 5), ("gru", 1), ("lstm", 1))  # kinds and depths that are also trained for longer
-# Of widths that tensor cores like, and of those that 16 multiprocessors share evenly, if these change few weights.
+# Widths are multiples of 8, which suits tensor cores, or of 128, which 16 multiprocessors share evenly, if the number
+# of weights is then within 1 %.
 MULTIPLE, EVEN_MULTIPLE, FEW_WEIGHTS = 8, 128, 0.01
 RUNS, SEARCH_RUNS = 3, 1  # of a model at its best rate on validation, and of each model at every rate
-SEARCHED = 0.5, 1.0, 2.0  # times the rate of `setting`, for large models; of the small ones, see search.json
+SEARCHED = 0.5, 1.0, 2.0  # factors of the rate in `setting`, for large models; for small ones, see search.json
 
-# All models share these. The rates, what they share within a part, and a DMU's dropout in the transition and start of
-# the gate were searched on validation with one run each (docs/depth-study/search.json, and the studies at other rates
-# in docs/depth-study/beyond.md).
+# All models share these. The rates, the settings that a part shares, and a DMU's transition dropout and initial gate
+# bias were searched on validation with one run each (docs/depth-study/search.json, and the studies at other rates in
+# docs/depth-study/beyond.md).
 TRAINING: dict[str, Any] = {
     "batch": 64,
     "window": 70,
@@ -52,8 +53,8 @@ OF_KIND: dict[str, dict[str, Any]] = {
     "gru": {},
     "lstm": {"forget_bias": 0.0},
 }
-LARGE_MEMORY_BIAS, LARGE_TRANSITION_DROPOUT = 2.0, 0.1  # of a DMU, beside the small size
-# Relative to lr, by kind and depth: all other models have the same one.
+LARGE_MEMORY_BIAS, LARGE_TRANSITION_DROPOUT = 2.0, 0.1  # of a DMU in all parts but the small one
+# Relative to lr, by kind and depth; 1 for all other models.
 PLAIN_RATES = {("dmu", 3): 0.5, ("dmu", 5): 0.5, ("dmu", 10): 0.25}
 SMALL_RATES = {**PLAIN_RATES, ("residual", 10): 0.5, ("gru", 1): 2.0}
 LARGE_RATES = {**PLAIN_RATES, **{("rhn", depth): 2.0 for depth in DEPTHS}, ("gru", 1): 4.0, ("lstm", 1): 3.0}
@@ -61,7 +62,7 @@ EMBEDDING_RATES = {"lstm": 2.0}  # relative to embedding_rate
 
 
 def setting(kind: str, depth: int = 1, part: str = "large") -> Setting:
-    """A language model of a kind and depth whose number of weights is the nearest to that of a part."""
+    """A language model of a kind and depth whose number of weights is nearest to that of a part."""
     check_choice("kind", kind, KINDS)
     check_choice("part", part, tuple(SIZES))
     if kind not in DEEP and depth != 1:
@@ -85,7 +86,7 @@ def setting(kind: str, depth: int = 1, part: str = "large") -> Setting:
 
 
 def settings(part: str = "large") -> list[Setting]:
-    """The models that are compared; up to depth 2 there is nothing to add, so a residual DMU is a plain one."""
+    """The models that are compared; up to depth 2 there is no skip connection, so a residual DMU is a plain one."""
     if part == "long":
         return [setting(kind, depth, part) for kind, depth in LONG]
     found = [setting(kind, depth, part) for kind in KINDS for depth in (DEPTHS if kind in DEEP else (1,))]
@@ -94,7 +95,7 @@ def settings(part: str = "large") -> list[Setting]:
 
 
 def width_for(kind: str, depth: int, weights: int) -> int:
-    """The width, of embedding and state alike, that comes nearest to a number of weights.
+    """The width of both embedding and state that comes nearest to a number of weights.
 
     >>> width_for("residual", 10, 23_000_000), width_for("rhn", 10, 23_000_000), width_for("lstm", 1, 23_000_000)
     (1024, 824, 1184)
@@ -114,7 +115,7 @@ def all_settings() -> list[Setting]:
 
 
 def part_of(of: Setting) -> str:
-    """The part whose models have the width, and train for the time, that are the nearest to a setting's."""
+    """The part whose models are nearest to a setting in width and, if that is equal, in training time."""
     from deepmemory.lab.paper import depth_of
 
     kind = kind_of(of)

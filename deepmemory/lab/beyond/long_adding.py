@@ -1,9 +1,9 @@
 """Long memory: the Adding problem at lengths of 1,000 to 10,000 time steps.
 
 The published number to compare with is that of LEM (arXiv:2110.04744): 2.4e-5 at 10,000 steps, with 128 units and
-30,000 optimiser steps of 50 sequences. Its target is the sum of two numbers between 0 and 1, of which the target here
-is half, so its losses are four times these. Its second mark is in the second half of a sequence; here both are in the
-first, so that what is to be added must be kept for at least half of the sequence.
+30,000 optimiser steps of 50 sequences. Its target is the sum of two numbers between 0 and 1; the target here is half of
+that, so its losses are four times as large. Its second mark is in the second half of a sequence; here both are in the
+first half, so that the numbers must be kept for at least half of the sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deepmemory.lab.settings import Setting
 
 RUNS = 3
 LENGTHS = (1000, 5000, 10_000)
-LONG = LENGTHS[0]  # from which on a study belongs to this experiment; the paper's sequences have about 100 steps
+LONG = LENGTHS[0]  # shortest length of this experiment's studies; the paper's sequences have about 100 steps
 WEIGHTS = 33_700  # of every network: a DMU of 128 units with one linear layer, and its output
 RATES = (0.001, 0.003, 0.01)  # at the shortest length; the report shows the best of each model on validation
 USUAL_RATE = 0.003  # of every model at the other lengths, where a search would take hours

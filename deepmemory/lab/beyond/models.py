@@ -12,7 +12,7 @@ from deepmemory.lab.settings import MUSIC, SHARED_RATE, Setting, check_choice
 
 MODELS = (  # kind, depth
     *(("dmu", depth) for depth in (1, 2, 3, 5)),
-    *(("residual", depth) for depth in (3, 5)),  # up to depth 2 there is nothing to add: it is a plain one
+    *(("residual", depth) for depth in (3, 5)),  # up to depth 2 there is no skip connection
     ("rhn", 3),
     ("gru", 1),
     ("lstm", 1),
@@ -21,9 +21,9 @@ MODELS = (  # kind, depth
 KINDS = tuple(dict.fromkeys(kind for kind, _ in MODELS))
 DEEP = ("dmu", "residual", "rhn")
 SIZES = {"100k": 100_000, "1m": 1_000_000}  # weights, of experiments that have these two parts
-MULTIPLES = {"100k": 4, "1m": 8}  # of which widths are, as tensor cores like them
-# Inputs and outputs of a network by the data that it reads, so that weights are counted without reading it. The words
-# of translations are those of the 30,000 pairs that the paper takes.
+MULTIPLES = {"100k": 4, "1m": 8}  # of which widths are multiples, to suit tensor cores
+# Input and output sizes of a network by dataset, so that weights are counted without reading the data. Those of
+# translation are the vocabularies of the 30,000 pairs that the paper takes.
 ENDS = {
     "mnist": (1, 10),
     **dict.fromkeys(MUSIC, (88, 88)),
@@ -32,11 +32,11 @@ ENDS = {
     "german": (7220, 4548),
     "german-2018": (7526, 4673),
 }
-LINEAR_LAYERS = 2  # that are stacked, as in the minGRU's paper: the gates of the second see the state of the first
+LINEAR_LAYERS = 2  # that are stacked, as in the minGRU paper: the gates of the second see the state of the first
 
 
 def of_width(task: str, kind: str, depth: int, width: int, **settings: Any) -> Setting:
-    """A model whose states and hidden layers all have one width. Every DMU's module has the rate of everything else."""
+    """A model whose states and hidden layers all have one width. A DMU has the learning rate of everything else."""
     check_choice("kind", kind, KINDS)
     if kind not in DEEP and depth != 1:
         raise ValueError(f"{task}: {kind} has no depth; give 1, got {depth}")
@@ -56,7 +56,7 @@ def kind_of(setting: Setting) -> str:
 
 
 def keeping(kind: str, bias: float) -> dict[str, Any]:
-    """Initial biases with which every cell keeps its state for equally long, about exp(bias) steps."""
+    """Initial biases with which all cells keep their state equally long, for about exp(bias) steps."""
     return {
         "rhn": {"transform_bias": -bias},
         "gru": {"update_bias": bias},
@@ -67,7 +67,7 @@ def keeping(kind: str, bias: float) -> dict[str, Any]:
 
 @cache
 def weights_of(setting: Setting) -> int:
-    """Trained weights of a setting's network; no data is read."""
+    """Number of trained weights in a setting's network; reads no data."""
     from deepmemory.lab.tasks import TASK_CLASSES, data_of, task_of
     from deepmemory.lab.training.network import weight_count
 
@@ -80,7 +80,7 @@ def weights_of(setting: Setting) -> int:
 
 
 def nearest(make: Callable[[int], Setting], weights: int, multiple: int = 1) -> Setting:
-    """The setting whose network comes nearest to a number of weights, among all widths that are such a multiple."""
+    """The setting whose number of weights is nearest to ``weights``, among widths that are such a multiple."""
 
     def count(units: int) -> int:
         return weights_of(make(units * multiple))
@@ -95,5 +95,5 @@ def nearest(make: Callable[[int], Setting], weights: int, multiple: int = 1) -> 
 
 
 def size_of(setting: Setting, sizes: Mapping[str, int] = SIZES) -> str:
-    """The size that a setting's number of weights is the nearest to."""
+    """The size that is nearest to a setting's number of weights."""
     return min(sizes, key=lambda size: abs(math.log(weights_of(setting) / sizes[size])))

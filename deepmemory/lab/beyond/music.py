@@ -29,7 +29,7 @@ TRAINING: dict[str, Any] = {
     "beta2": 0.99,
     "weight_decay": 1e-5,
 }
-DROPOUT: dict[str, dict[str, float]] = {  # with 0.2 inside of the recurrence, deep and wide ones hardly begin to learn
+DROPOUT: dict[str, dict[str, float]] = {  # with 0.2 inside the recurrence, deep and wide models hardly begin to learn
     "100k": {"input_dropout": 0.05, "recurrent_dropout": 0.05, "output_dropout": 0.2},
     "1m": {"input_dropout": 0.1, "recurrent_dropout": 0.1, "output_dropout": 0.5},
 }

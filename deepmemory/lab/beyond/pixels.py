@@ -26,9 +26,9 @@ TRAINING: dict[str, Any] = {
     "warmup": 2,
     "clip": 1.0,
     "weight_decay": 1e-4,
-    "precision": "bf16-mixed",  # states stay float32, so gradients over 784 steps are those of float32 but for noise
+    "precision": "bf16-mixed",  # states stay float32, so gradients over 784 steps are those of float32 except for noise
 }
-DROPOUT = {"100k": 0.1, "1m": 0.2}  # of the state and inside of the transition; twice as much of the output
+DROPOUT = {"100k": 0.1, "1m": 0.2}  # of the state and inside the transition; the output has twice as much
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Which learning rate is a model's best: the same rule for what is trained further and for what is shown."""
+"""The choice of a model's best learning rate: the same rule for further training and for the report."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from deepmemory.lab.settings import Setting
 
 
 def model_of(setting: Setting, part_of: Callable[[Setting], str]) -> tuple[str, str, int]:
-    """What studies at several rates have in common: the part, the kind and the depth of a model."""
+    """What the studies of a model at several rates have in common: part, kind and depth."""
     return part_of(setting), kind_of(setting), depth_of(setting)
 
 
 def to_search(settings: Iterable[Setting], part_of: Callable[[Setting], str]) -> list[Setting]:
-    """The settings of models that have several of them, such as several rates."""
+    """The settings of models that have more than one, such as several rates."""
     found = list(settings)
     counts = Counter(model_of(setting, part_of) for setting in found)
     return [setting for setting in found if counts[model_of(setting, part_of)] > 1]
 
 
 def best_studies(studies: Iterable[Study], part_of: Callable[[Setting], str]) -> list[Study]:
-    """Of the studies of each model of a part, such as those at several rates, the one with the lowest validation loss.
+    """For each model of a part, the study with the lowest validation loss, such as the one at the best rate.
 
-    The loss is the mean over the seeds that all of them have, so that runs that only the best one was given do not
+    The loss is the mean over the seeds that all studies of the model have, so that further runs of one of them do not
     count for or against it. A run whose loss was never finite counts as infinite.
     """
     models: dict[tuple[str, str, int], list[Study]] = {}
@@ -43,7 +43,7 @@ def common_seeds(studies: Sequence[Study]) -> set[int]:
 
 
 def mean_loss(study: Study, seeds: set[int]) -> float:
-    """The mean over some runs of each one's lowest validation loss; inf where there is none."""
+    """The mean of the lowest validation losses of the runs with these seeds; inf if there is none."""
     losses = [
         run.at_epoch(run.best_epoch)["valid_loss"] if run.best_epoch else math.inf
         for run in study.runs

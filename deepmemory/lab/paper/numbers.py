@@ -13,7 +13,7 @@ WEIGHT_COUNTS: dict[str, dict[str, int]] = {
 
 
 class Spread(NamedTuple):
-    """Best, mean and standard deviation over five runs; None where the paper prints nan."""
+    """Best, mean and standard deviation over five runs; None if the paper prints nan."""
 
     best: float
     mean: float | None

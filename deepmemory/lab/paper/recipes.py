@@ -111,7 +111,7 @@ TRANSLATION_STATE = 200  # memory cells of the translation's DMU at every depth
 UNITS = (96, 128)  # of the DMU
 PIXEL_RECIPE: dict[str, Any] = {"lr": 0.02, "gamma": 0.9, "batch": 128, "epochs": 36}
 PIXEL_DECAY = {"ordered": 1e-4, "permuted": 3e-4}  # of weights
-PIXEL_MEMORY = 4.0  # initial bias, in all, of the gate that keeps the state: 784 steps are a long time to remember
+PIXEL_MEMORY = 4.0  # total initial bias of the gate that keeps the state, which has to last for 784 steps
 PIXEL_START: dict[str, dict[str, Any]] = {
     "dmu": {"memory_bias": PIXEL_MEMORY},
     "gru": {"update_bias": PIXEL_MEMORY},
@@ -120,7 +120,7 @@ PIXEL_START: dict[str, dict[str, Any]] = {
 
 FEATURES = {"polymusic": 88, "natlang": WORD_FEATURES, "translation": Setting.features, "pixel-mnist": 1}
 
-# Sizes that show something within two minutes on two CPU cores; they are not comparable with the paper.
+# Small versions that show something within two minutes on two CPU cores; they are not comparable with the paper.
 QUICK: dict[str, dict[str, Any]] = {
     **{task: {"epochs": 20} for task in SYNTHETIC},
     "polymusic": {"limit": 200, "batch": 8, "epochs": 40},
@@ -134,9 +134,9 @@ QUICK_RUNS = 1
 def setting(task: str, cell: str, depth: int = 1, units: int = UNITS[-1], pixels: str = PIXELS[0]) -> Setting:
     """The paper's setting of a task for one cell; ``dmu-c`` is one of the cells.
 
-    ``depth`` is the number of linear layers of a DMU or RHN where data is real, ``units`` the size of a DMU for
-    ``pixels`` in that order. What the paper did not train (RNN, LSTM and GRU on music and language) has the recipe of
-    its RHN, and as many weights.
+    ``depth`` is the number of linear layers of a DMU or RHN on real data, ``units`` the size of a DMU on pixels in the
+    order ``pixels``. Cells that the paper did not train (RNN, LSTM and GRU on music and language) have the recipe of
+    its RHN and as many weights.
     """
     check_choice("task", task, PAPER_TASKS)
     check_choice("cell", cell, KINDS)
@@ -215,7 +215,7 @@ def pixel_setting(cell: str, units: int, pixels: str) -> Setting:
 
 
 def equal_width(cell: str, like: nn.Module) -> int:
-    """Units of a cell whose number of weights is the nearest to a layer's."""
+    """Number of units with which a cell's number of weights is nearest to a layer's."""
     return dm.matched_hidden_size(getattr(dm, cell.upper()), like)
 
 

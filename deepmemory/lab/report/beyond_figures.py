@@ -28,7 +28,7 @@ LEM = (10_000, 2.4e-5 / 4)  # length and loss of LEM, with the targets used here
 
 
 def draw_depth(results: BeyondResults) -> Any:
-    """Test perplexity by depth, one panel for each part with several depths; models without depth are level lines."""
+    """Test perplexity by depth, one panel per part with several depths; models without depth are horizontal lines."""
     all_parts = results.by_part()
     parts = {part: of for part, of in all_parts.items() if len({one.depth for one in of if one.depth}) > 1} or all_parts
     figure, panels = new_figure(1, len(parts), 2.2 + 3.4 * len(parts), 3.8)
@@ -37,7 +37,7 @@ def draw_depth(results: BeyondResults) -> Any:
         kinds = dict.fromkeys(one.kind for one in outcomes)
         for kind in kinds:
             chosen = {one.depth or 0: one for one in outcomes if one.kind == kind}
-            if kind == "residual":  # where nothing is added, it is a plain one
+            if kind == "residual":  # below depth 3 it is a plain one
                 chosen |= {one.depth: one for one in outcomes if one.kind == "dmu" and one.depth and one.depth < 3}
             points = {n: tests for n, one in sorted(chosen.items()) if (tests := perplexities(one))}
             if not points:
@@ -115,7 +115,7 @@ def draw_long_adding(results: BeyondResults) -> Any:
 
 
 def draw_scores(results: BeyondResults) -> Any:
-    """Test scores, one panel for each part: a dot for each run, a bar for the mean, a line for what is published."""
+    """Test scores, one panel for each part: a dot for each run, a bar for the mean, a line for each published score."""
     parts = {part: [one for one in of if one.tested] for part, of in results.by_part().items()}
     width = 1.6 + 2.6 * len(parts) + 2.4 * bool(results.experiment.published)  # room for a legend
     figure, panels = new_figure(1, len(parts), width, 4.2)
@@ -144,7 +144,7 @@ def bounds_of(values: Iterable[Sequence[float]]) -> list[list[float]]:
 
 
 def style_of(outcome: Outcome) -> dict[str, Any]:
-    """The style of a model's kind; marker and opacity of a DMU tell its depth."""
+    """The style of a model's kind; marker and opacity of a DMU show its depth."""
     style, depth = STYLES[outcome.kind], outcome.depth or 1
     if outcome.setting.cell != "dmu":
         return style

@@ -1,8 +1,8 @@
-"""What a report is made of: pages of sections of blocks, which the modules in ``render`` show.
+"""The parts of a report: pages of sections of blocks, which the modules in ``render`` show.
 
 Texts may hold ``code`` between backticks and **bold** between asterisks, as Markdown has them; an ``arXiv:`` number
-becomes a link. Some texts come from records, which may come from anybody, so nothing else that Markdown, HTML or a
-terminal would act on gets through.
+becomes a link. Some texts come from records, which may come from anybody, so everything else that Markdown, HTML or a
+terminal would interpret is made harmless.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Block = Heading | Text | Items | Commands | Image | Table | Details
 
 @dataclass(frozen=True)
 class Section:
-    """A titled part of a page. What is about some tasks is also shown in the terminal that trained them."""
+    """A titled part of a page. A section about some tasks is also shown in the terminal after training them."""
 
     title: str
     blocks: Sequence[Block]

@@ -33,7 +33,7 @@ STYLES: dict[str, dict[str, Any]] = {
 FURTHER_COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#000000")  # of one cell at further rates
 FORMATS = ("svg", "png", "pdf")
 MOST_COLUMNS = 4  # of panels
-MOST_POINTS = 64  # of a learning curve: more would be closer than a line is wide
+MOST_POINTS = 64  # of a learning curve: more would be closer together than a line is wide
 LEGEND: dict[str, Any] = {"frameon": False, "handlelength": 4}
 
 
@@ -136,7 +136,7 @@ def explain_counts(panel: Any, results: SyntheticResults) -> None:
 
 
 def spread_out(heights: dict[str, float], gap: float, highest: float = float("inf")) -> dict[str, float]:
-    """Move labels, in their order, just until no two are closer than the gap and none is above the highest."""
+    """Move labels, in order, just far enough that no two are closer than the gap and none is above the highest."""
     clusters: list[tuple[list[str], float]] = []  # labels that touch, and the height of the lowest
     for cell, height in sorted(heights.items(), key=lambda item: item[1]):
         cells, bottom = [cell], min(height, highest)
@@ -161,7 +161,7 @@ def draw_curves(panels: dict[tuple[str, int], list[StudyResult]]) -> Any:
     for panel in axes.flat[len(panels) :]:
         panel.remove()
     shown: dict[str, Any] = {}
-    top = 0.0  # of the axis, where the first epochs would take up most of it
+    top = 0.0  # of the axis, without the first epochs, which would take up most of it
     for panel, ((changed, size), studies) in zip(axes.flat[: len(panels)], panels.items(), strict=True):
         for one in studies:
             style = STYLES[one.experiment.cell]
@@ -194,7 +194,7 @@ def draw_curves(panels: dict[tuple[str, int], list[StudyResult]]) -> Any:
 
 
 def narrow(changed: str) -> list[str]:
-    """Lines of a panel's width; no value stands apart from its name."""
+    """Lines of a panel's width; a value stays on the line of its name."""
     return wrap(changed.replace(" = ", "\u00a0=\u00a0"), 28)
 
 
@@ -246,7 +246,7 @@ def rate_styles(studies: Sequence[GradientStudy]) -> list[dict[str, Any]]:
 
 
 def over_runs(curves: Iterable[Mapping[int, float]], middle: Any) -> tuple[list[int], *tuple[list[float], ...]]:
-    """Epochs, lowest, middle and highest of the runs that are finite there; of very many epochs some, and the last."""
+    """Epochs, and the lowest, middle and highest finite value of the runs; many epochs are thinned, except the last."""
     found: dict[int, list[float]] = {}
     for curve in curves:
         for epoch, value in curve.items():
@@ -280,7 +280,7 @@ def render(figure: Any, kind: str) -> bytes:
 
 
 def compact(svg: bytes) -> bytes:
-    """An SVG in half of the bytes: places in tenths of a point, short names, and each style once, as a class.
+    """An SVG of half the size: coordinates in tenths of a point, short names, and each style once, as a class.
 
     >>> compact(b'<g id="a">\\n  <!-- 30 -->\\n  <path id="b" d="M 12.345 0.5 \\nL 7 8.96 \\nz"/>\\n</g>')
     b'<g>\\n<path id="a" d="M12.3 0.5L7 9z"/>\\n</g>'

@@ -62,7 +62,7 @@ def make_report(out: Path | str, command: str) -> Report:
     if not synthetic and not real and not further:
         if any(run.epochs for study in studies for run in study.runs):
             tasks = words.listed(sorted({study.setting.task for study in studies}))
-            raise ValueError(f"{out} has studies of {tasks}; no page shows them: they are of no experiment")
+            raise ValueError(f"{out} has studies of {tasks}; no page shows them: they belong to no experiment")
         raise ValueError(f"{out} has no finished epoch to report; train first: dmu paper adding")
     loops = {one.key: one for one in loop_time.read(Path(out))}
     pages = [synthetic_page(synthetic, sessions, command)] if synthetic else []

@@ -48,5 +48,5 @@ def number(title: str, cell: Callable[[Any], str], brief: bool = True) -> Column
 
 
 def text_columns(left: int, *titles: str) -> list[Column]:
-    """Columns of rows that are lists of cells already; the first ``left`` of them hold words, the others numbers."""
+    """Columns for rows that are lists of cells; the first ``left`` columns hold words, the others numbers."""
     return [Column(title, itemgetter(place), place >= left) for place, title in enumerate(titles)]

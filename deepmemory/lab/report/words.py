@@ -29,7 +29,7 @@ def cell_title(cell: str) -> str:
 
 
 def dataset_title(dataset: str) -> str:
-    """Languages have a capital letter, orders of pixels have none."""
+    """The name of a dataset: with a capital letter for languages, without one for orders of pixels."""
     return dataset.capitalize() if dataset in LANGUAGES else dataset
 
 
@@ -55,7 +55,7 @@ def changed_title(task: str, changes: Changes) -> str:
 
 
 def figure_name(name: str, changes: Changes) -> str:
-    """The name of a figure's files, where settings were changed.
+    """The name of a figure's files, including the settings that were changed.
 
     >>> figure_name("adding", (("module_rate", "0.001"), ("hidden", (7,))))
     'adding-module_rate-0.001-hidden-_7__'
@@ -65,7 +65,7 @@ def figure_name(name: str, changes: Changes) -> str:
 
 
 def initial_bias(setting: Setting) -> str:
-    """What is added at the start to the biases of the gates that keep the state; an LSTM has two bias vectors.
+    """The initial biases of the gates that keep the state, as text; an LSTM has two bias vectors.
 
     >>> initial_bias(Setting(cell="dmu", memory_bias=3)), initial_bias(Setting(cell="lstm", forget_bias=2))
     ('memory bias 3', 'forget bias 2 + 2')
@@ -85,7 +85,7 @@ def initial_bias(setting: Setting) -> str:
 
 
 def chance_text(setting: Setting) -> str:
-    """The loss of the best answer that ignores the input, in a sentence; nothing where it is not known.
+    """The loss of the best answer that ignores the input, in a sentence; empty if it is not known.
 
     >>> chance_text(Setting("noisy-sequence", min_length=100, max_length=100))
     'Chance (two equal symbols) is a loss of 0.693.'
@@ -114,7 +114,7 @@ def count(number: int, noun: str) -> str:
 
 
 def number(value: float | None, how: str) -> str:
-    """A number in one of the ``FORMATS`` or another format; a dash where there is none.
+    """A number in one of the ``FORMATS`` or another format; a dash for None.
 
     >>> number(0.5, "percent"), number(math.nan, "percent"), number(None, "percent") == NOTHING
     ('50.0%', 'nan', True)
@@ -133,14 +133,14 @@ def mean_text(spread: Spread | None, how: str) -> str:
 
 
 def spread_text(spread: Spread | None, how: str) -> str:
-    """Best; mean and standard deviation. One run has one number only."""
+    """Best, mean and standard deviation; for one run, a single number."""
     if spread is None or (spread.std is None and spread.mean == spread.best):
         return mean_text(spread, how)
     return f"{number(spread.best, how)}; {mean_text(spread, how)}"
 
 
 def with_hint(verdict: str, good: bool | None, runs: int, enough: int) -> Mark:
-    """A verdict, and that it is a hint where fewer runs than the paper's stand behind it.
+    """A verdict, marked as a hint if it is based on fewer runs than the paper's.
 
     >>> with_hint("agrees", True, 3, 51).text, with_hint("agrees", True, 51, 51).text
     ('agrees (a hint: 3 runs)', 'agrees')

@@ -36,7 +36,7 @@ details { margin: 1rem 0; } summary { cursor: pointer; color: #0a4b78; }
 @media (max-width: 40rem) { body { margin: 1rem auto; } th, td { padding: .3rem .4rem; } }
 @media print { body { max-width: none; margin: 0; } nav { display: none; } h3 { break-before: page; } }
 """
-LONG = 40  # characters in a cell that get more room
+LONG = 40  # characters; cells with more of them get more room
 
 
 def render(
@@ -120,7 +120,7 @@ def show(block: Block, figures: Mapping[str, bytes]) -> str:
                 f"<tr>{''.join(cell(of, column.numeric) for of, column in zip(row, columns, strict=True))}</tr>"
                 for row in block.rows
             )
-            # Its own box scrolls where a table is wider than the screen; the keyboard reaches the box.
+            # A table that is wider than the screen scrolls in its own box, which the keyboard can reach.
             return (
                 f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead>'
                 f"<tbody>{body}</tbody></table></div>"

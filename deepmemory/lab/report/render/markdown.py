@@ -1,4 +1,4 @@
-"""Pages as Markdown for the repository, with the figures that lie in ``figures/``; folded ones stay out of it."""
+"""Pages as Markdown for the repository, with figures from ``figures/``; folded figures are left out."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def line(cells: Sequence[str]) -> str:
 
 
 def cell(of: Cell) -> str:
-    """One cell of a table; what turned out badly is bold."""
+    """One cell of a table; a bad mark is bold."""
     text = of.text if isinstance(of, Mark) else of
     shown = inline(text).replace("|", r"\|")
     return f"**{shown}**" if isinstance(of, Mark) and of.good is False else shown

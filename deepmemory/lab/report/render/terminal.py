@@ -1,4 +1,4 @@
-"""Sections in a terminal: what was just trained, in brief."""
+"""Sections in a terminal: a short report on what was just trained."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COLOURS = {True: "green", False: "bold red", None: "dim"}
 
 
 def show(pages: Iterable[Page], tasks: Collection[str]) -> None:
-    """Print the sections about these tasks, without figures; what is folded is named."""
+    """Print the sections about these tasks, without figures; folded parts are only named."""
     console = Console(highlight=False)
     for section in (section for page in pages for section in page.sections if set(section.tasks) & set(tasks)):
         if any(isinstance(block, Table) for block in section.blocks):
@@ -30,7 +30,7 @@ def show(pages: Iterable[Page], tasks: Collection[str]) -> None:
 
 
 def renderable(block: Block) -> Any:
-    """A block as rich prints it; None where a terminal leaves it out."""
+    """A block as rich prints it; None if a terminal leaves it out."""
     match block:
         case Heading(text):
             return styled(text, "bold")
@@ -56,5 +56,5 @@ def cell(of: Cell) -> Any:
 
 
 def styled(text: str, style: str = "") -> Any:
-    """Text as it is: brackets in it are no markup."""
+    """Text without Markdown's signs; brackets in it are not taken for markup."""
     return RichText(text.replace("**", "").replace("`", ""), style=style)

@@ -1,1 +1,1 @@
-"""From records to numbers and verdicts: what each part of the report has to say."""
+"""From records to numbers and verdicts: the results for each part of the report."""

@@ -1,4 +1,4 @@
-"""Experiments beyond the paper: what became of the runs of every study."""
+"""Experiments beyond the paper: the results of every study."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNLIKELY = 0.05  # p-value below which two means differ clearly
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the runs of one study."""
+    """The results of one study."""
 
     study: Study
     part: str  # of the experiment
@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def depth(self) -> int | None:
-        """Linear layers, or micro-layers of an RHN, per time step; None where a cell has no depth to choose."""
+        """Linear layers, or micro-layers of an RHN, per time step; None if a cell has no depth to choose."""
         return depth_of(self.setting) if self.kind in DEEP else None
 
     @property
@@ -89,7 +89,7 @@ class Outcome:
 
     @property
     def measure(self) -> str:
-        """What the paper's table of the task is about: loss, perplexity or accuracy."""
+        """The measure of the paper's table of the task: loss, perplexity or accuracy."""
         return measure_of(self.setting.task)
 
     @cached_property
@@ -104,11 +104,11 @@ class Outcome:
         return over_runs(self.scores[split])
 
     def solved(self, measure: str) -> int:
-        """Runs whose best weights solve the task on the test set, by an accuracy."""
+        """Number of runs whose best weights solve the task on the test set, by an accuracy."""
         return sum(run.test[measure] >= SOLVED for run in self.tested if run.test)
 
     def solved_by_epoch(self, measure: str) -> list[int]:
-        """Runs that had solved the task on validation by each epoch, from epoch 0."""
+        """Number of runs that had solved the task on validation by each epoch, from epoch 0."""
         curves = [run.curves[f"valid_{measure}"] for run in self.study.runs]
         firsts = [next((epoch for epoch, value in enumerate(of, 1) if value >= SOLVED), math.inf) for of in curves]
         return [sum(first <= epoch for first in firsts) for epoch in range(self.epochs + 1)]
@@ -125,19 +125,19 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The DMU of a part that was best on validation, beside the best of the other cells."""
+    """The DMU of a part that was best on validation, and the best of the other cells."""
 
     dmu: Outcome
     other: Outcome
 
     @property
     def p_value(self) -> float | None:
-        """Welch's p-value of their test scores; None where there are too few runs."""
+        """Welch's p-value of their test scores; None if there are too few runs."""
         one, two = self.dmu.score("test"), self.other.score("test")
         return p_value(one, len(self.dmu.tested), two, len(self.other.tested)) if one and two else None
 
     def verdict(self, enough: int) -> Mark:
-        """Which of them has the better mean test score; a hint where there are not ``enough`` runs of both."""
+        """Which of them has the better mean test score; a hint if there are not ``enough`` runs of both."""
         if self.p_value is not None and self.p_value >= UNLIKELY:
             return Mark("no clear difference", None)
         better = is_better(mean(self.dmu.score("test")), mean(self.other.score("test")), self.dmu.measure)
@@ -155,7 +155,7 @@ class BeyondResults:
 
     @property
     def experiment(self) -> Experiment:
-        """What was to be trained."""
+        """The definition of the experiment."""
         return EXPERIMENTS[self.name]
 
     @cached_property
@@ -176,7 +176,7 @@ class BeyondResults:
         return {part: [one for one in self.shown if one.part == part] for part in parts}
 
     def comparisons(self) -> list[Comparison]:
-        """Of each part that has both: its best DMU and its best other cell. Choosing on the test would flatter them."""
+        """The best DMU and the best other cell on validation, for each part with both; test scores must not choose."""
         found = []
         for outcomes in self.by_part().values():
             tested = [one for one in outcomes if one.tested]
@@ -196,7 +196,7 @@ class BeyondResults:
 
 
 def beyond_results(studies: Sequence[Study]) -> list[BeyondResults]:
-    """Sort studies into experiments; those of the paper are left out, except beside what an experiment owns."""
+    """Group studies by experiment; those of the paper appear only in an experiment that has studies of its own."""
     begun = [study for study in studies if any(run.epochs for run in study.runs)]
     owners = {study.setting.key: experiment_of(study.setting) for study in begun}
     made = []
@@ -217,10 +217,10 @@ def beyond_results(studies: Sequence[Study]) -> list[BeyondResults]:
 
 
 def over_runs(values: list[float]) -> Spread | None:
-    """Best, mean and deviation; None of nothing."""
+    """Best, mean and deviation; None if there are no values."""
     return spread(values, min(range(len(values)), key=lambda place: values[place])) if values else None
 
 
 def mean_of(of: Spread | None) -> float | None:
-    """The mean, where there is one."""
+    """The mean; None if there is none."""
     return None if of is None else of.mean

@@ -1,4 +1,4 @@
-"""Statements of the paper held against records: what was seen, and whether it agrees."""
+"""Statements of the paper checked against records: what was seen, and whether it agrees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deepmemory.lab.report.table import Mark
 
 
 class Rule(NamedTuple):
-    """How a kind of statement is decided: in words for people, and as a function to (agrees, seen)."""
+    """How a kind of statement is decided: in words for the report, and as a function that returns (agrees, seen)."""
 
     words: str
     decide: Callable[..., tuple[bool | None, str]]
@@ -31,19 +31,19 @@ class Verdict:
 
     claim: Claim | TableClaim
     seen: str
-    agrees: bool | None  # None where it cannot be decided
+    agrees: bool | None  # None if it cannot be decided
     runs: int = 0  # of the cell with the fewest
     missing: tuple[str, ...] = ()  # cells of the statement that were not run and may still change the verdict
-    in_paper: bool | None = None  # whether it holds in the paper's own table; None where the paper has a figure
+    in_paper: bool | None = None  # whether it holds in the paper's own table; None if the paper has a figure
 
     @property
     def decided(self) -> bool:
-        """Every cell that the statement needs was run."""
+        """Whether it could be decided and every cell that it needs was run."""
         return self.agrees is not None and not self.missing
 
     @property
     def mark(self) -> Mark:
-        """The verdict in a word, with a hint where runs are few."""
+        """The verdict in a word, marked as a hint if there are few runs."""
         word = {True: "agrees", False: "differs", None: "open"}[self.agrees]
         if self.missing:
             word += f" so far, {words.listed([words.cell_title(cell) for cell in self.missing])} not run"

@@ -22,7 +22,7 @@ FOLDS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mea
 
 @dataclass(frozen=True)
 class Quantity:
-    """What was observed of every layer, and how a figure shows it."""
+    """A quantity that was observed in every layer, and how a figure shows it."""
 
     name: str  # the last part of its name in the records
     label: str
@@ -65,7 +65,7 @@ class GradientStudy:
 
     @property
     def rates(self) -> str:
-        """Learning rate of the DMU, and of everything else where it is another."""
+        """Learning rate of the DMU, and of everything else if that differs."""
         setting = self.setting
         if setting.cell != "dmu" or self.cell == paper.DMU_C:
             return f"{setting.lr:g}"
@@ -88,7 +88,7 @@ class GradientStudy:
         return {epoch: FOLDS[quantity.fold](values) for epoch, values in sorted(whole.items())}
 
     def excess(self, seed: int) -> dict[int, float]:
-        """The largest ratio of a radius and its limit by epoch; below 1 the run satisfies the condition."""
+        """The largest ratio of a radius to its limit by epoch; below 1 the run satisfies the condition."""
         by_limit = [(self.observed(seed, quantity), quantity.limit) for quantity in QUANTITIES if quantity.limit]
         return {epoch: max(of[epoch] / limit for of, limit in by_limit if limit) for epoch in by_limit[0][0]}
 
@@ -97,7 +97,7 @@ class GradientStudy:
         return {epoch: loss for epoch, loss in enumerate(run.curves[LOSS.name], 1) if math.isfinite(loss)}
 
     def lowest_loss(self, run: Run) -> float | None:
-        """The lowest validation loss; None where it was never finite."""
+        """The lowest validation loss; None if it was never finite."""
         return min(self.losses(run).values(), default=None)
 
     def curves(self, quantity: Quantity) -> list[dict[int, float]]:
@@ -120,7 +120,7 @@ class GradientStudy:
 
 @dataclass(frozen=True)
 class GradientResults:
-    """One figure: studies of a task that differ in depth, learning rate and cell alone."""
+    """One figure: studies of a task that differ only in depth, learning rate and cell."""
 
     task: str
     changes: words.Changes  # to the paper's settings, in all of them
@@ -144,7 +144,7 @@ class GradientResults:
 
 
 def gradient_results(studies: Iterable[Study], observations: Mapping[str, Observations]) -> list[GradientResults]:
-    """Sort studies that were observed into figures; ``observations`` are by the key of a study."""
+    """Group the observed studies into figures; ``observations`` are by the key of a study."""
     found: dict[tuple[str, words.Changes], list[GradientStudy]] = {}
     for study in studies:
         one = GradientStudy(study, observations.get(study.setting.key, {}))
@@ -160,5 +160,5 @@ def gradient_results(studies: Iterable[Study], observations: Mapping[str, Observ
 
 
 def published(setting: Setting) -> Setting:
-    """The paper's setting of the same cell, at the same depth where it has one."""
+    """The paper's setting of the same cell, at the same depth if it has one."""
     return paper.setting(setting.task, paper.kind_of(setting)) if setting.task in SYNTHETIC else nearest(setting)[1]

@@ -12,16 +12,16 @@ from deepmemory.lab.training.stacks import is_large
 
 
 def median(values: Iterable[float]) -> float | None:
-    """The median; None of nothing."""
+    """The median; None if there are no values."""
     found = list(values)
     return statistics.median(found) if found else None
 
 
 def seconds_by_session(study: Study) -> dict[int, float]:
-    """Seconds that a study trained in each session: the longest of runs side by side, the sum of large networks.
+    """Seconds that a study trained in each session: the longest of runs side by side, the sum over large networks.
 
-    Large networks that took equally long, to the last bit, were side by side nevertheless. Where one of these ended
-    before the others, its time is counted twice.
+    Large networks with exactly equal times are assumed to have trained side by side and count once. If one of them
+    ended before the others, its time is counted twice.
     """
     found: dict[int, set[float]] = {}
     for run in study.runs:
@@ -31,14 +31,14 @@ def seconds_by_session(study: Study) -> dict[int, float]:
 
 
 def spread(values: Sequence[float], best: int) -> Spread:
-    """The value at index ``best``, mean and sample deviation; as in the paper, one run of nan makes both nan."""
+    """The value at index ``best``, mean and sample deviation; as in the paper, a run of nan makes the last two nan."""
     if not all(map(math.isfinite, values)):
         return Spread(values[best], None, None)
     return Spread(values[best], statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
 
 def perplexity(loss: float) -> float:
-    """The usual perplexity of a cross-entropy; inf where it is too large for a number."""
+    """The usual perplexity of a cross-entropy; inf if it is too large for a float."""
     return math.exp(loss) if not loss > 700 else math.inf
 
 
@@ -51,7 +51,7 @@ def welch(difference: float, *samples: tuple[float, int]) -> float:
     parts = [deviation**2 / runs for deviation, runs in samples]
     freedom = sum(parts) ** 2 / sum(part**2 / (runs - 1) for part, (_, runs) in zip(parts, samples, strict=True))
     t = abs(difference) / math.sqrt(sum(parts))
-    # Student's density between -t and t. With x = sqrt(freedom) tan(angle) it is a power of the cosine, and smooth.
+    # Integrates Student's density from -t to t. With x = sqrt(freedom) tan(angle) it is a power of the cosine: smooth.
     steps, end = 1000, math.atan(t / math.sqrt(freedom))
     heights = [math.cos(end * step / steps) ** (freedom - 1) for step in range(steps + 1)]
     area = (heights[0] + heights[-1] + 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])) * end / steps / 3
@@ -60,7 +60,7 @@ def welch(difference: float, *samples: tuple[float, int]) -> float:
 
 
 def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Spearman's rank correlation; equal values share their ranks. None where one side does not vary.
+    """Spearman's rank correlation; equal values share their ranks. None for few pairs, or if one side does not vary.
 
     >>> rank_correlation([(1, 10), (2, 100), (3, 1000)]), rank_correlation([(1, 3), (2, 2), (3, 1)])
     (1.0, -1.0)

@@ -18,7 +18,7 @@ from deepmemory.lab.settings import CELLS, OWNERS, SYNTHETIC, THRESHOLDS, thresh
 
 @dataclass(frozen=True)
 class CellResults:
-    """One cell on one task: what became of its runs."""
+    """The results of one cell's runs on one task."""
 
     study: Study
     runs: int
@@ -37,7 +37,7 @@ class CellResults:
         return words.cell_title(self.study.setting.cell)
 
     def by_epoch(self, threshold: int, epochs: int) -> list[int]:
-        """Runs that had got under a threshold (given by its place) by each epoch, from epoch 0."""
+        """Number of runs that got under a threshold (given by its index) by each epoch, from epoch 0."""
         firsts = [run.first_under[threshold] for run in self.study.runs if is_under(run, threshold)]
         return [sum(first <= epoch for first in firsts if first is not None) for epoch in range(epochs + 1)]
 
@@ -71,7 +71,7 @@ class SyntheticResults:
         return [judge(claim, self) for claim in paper.CLAIMS[self.task]]
 
     def is_reading(self, reading: Reading) -> bool:
-        """These studies differ from the paper's settings in this open setting and nothing else."""
+        """Whether these studies differ from the paper's settings only in this open setting."""
         return self.changes == ((reading.field, reading.other),)
 
     def as_data(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class SyntheticResults:
 
 
 def synthetic_results(studies: Sequence[Study]) -> list[SyntheticResults]:
-    """Sort studies into figures; a cell whose own settings were not changed stands in every figure of its kind."""
+    """Group studies into figures; a cell whose own settings were not changed appears in every figure of its kind."""
     found: dict[tuple[str, words.Changes, words.Changes], dict[str, Study]] = {}
     for study in studies:
         if study.setting.task in SYNTHETIC and any(run.epochs for run in study.runs):
@@ -128,7 +128,7 @@ def epochs_with_patience(results: Sequence[SyntheticResults]) -> tuple[int, int]
 
 
 def judge(claim: Claim, results: SyntheticResults) -> Verdict:
-    """One claim against the records. "Better than all others" is judged among those that were run."""
+    """Judge one claim by the records. "Better than all others" is judged among the cells that were run."""
     cells = [results.cells[cell] for cell in claim.cells if cell in results.cells]
     missing = tuple(cell for cell in claim.cells if cell not in results.cells)
     if missing and not (claim.check == "ahead" and claim.cells[0] not in missing and len(cells) > 1):

@@ -1,4 +1,4 @@
-"""The paper's statements about its tables, each held against the table it is about and against ours."""
+"""The paper's statements about its tables, each checked against the paper's own table and against ours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deepmemory.lab.report.results import tables
 from deepmemory.lab.report.results.claims import Rule, Verdict
 from deepmemory.lab.report.results.tables import Experiment, RealResults
 
-SLIGHT = 0.05  # scores that differ by no more are close
+SLIGHT = 0.05  # scores whose relative difference is at most this are close
 
 
 class RunScores(NamedTuple):
@@ -25,7 +25,7 @@ class RunScores(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """The mean; nan where a run diverged."""
+        """The mean; nan if a run diverged."""
         return tables.mean(self.spread)
 
 
@@ -45,22 +45,22 @@ class Case(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Dataset and size; the task only where the statement is about several."""
+        """Dataset and size; also the task, if the statement is about several tables."""
         task, _, size, dataset = self.experiments[0]
         title = words.TITLES[task] if len(self.claim.tables) > 1 else ""
         return words.joined(title, words.dataset_title(dataset), words.size_title(task, size), by=" ")
 
     def is_better(self, one: RunScores, two: RunScores) -> bool:
-        """The first mean is better than the second."""
+        """Whether the first mean is better than the second."""
         measures = {tables.task_of_table(name): paper.MEASURES[name] for name in self.claim.tables}
         return tables.is_better(one.mean, two.mean, measures[self.experiments[0].task])
 
     def is_won(self, scores: Scores) -> bool:
-        """The first cell is better than the second."""
+        """Whether the first cell is better than the second."""
         return self.is_better(*(scores[one] for one in self.experiments))
 
     def gap(self, scores: Scores) -> float:
-        """How far apart the means of both cells are, as a share of the second; infinitely far from nan."""
+        """The difference of both cells' means as a share of the second; infinite if one is nan."""
         one, two = (scores[experiment].mean for experiment in self.experiments)
         return math.inf if math.isnan(one) or math.isnan(two) else abs(one - two) / two
 
@@ -78,7 +78,7 @@ def our_scores(names: Iterable[str], results: Iterable[RealResults]) -> Scores:
 
 
 def table_verdicts(results: Sequence[RealResults]) -> list[Verdict]:
-    """Every statement about a task that something was recorded of."""
+    """Verdicts on all statements about the tasks that have results."""
     claims = [claim for claim in paper.TABLE_CLAIMS if tasks_of(claim) & {one.task for one in results}]
     return [judge(claim, our_scores(claim.tables, results)) for claim in claims]
 
@@ -89,7 +89,7 @@ def tasks_of(claim: Claim | TableClaim) -> set[str]:
 
 
 def judge(claim: TableClaim, ours: Scores) -> Verdict:
-    """One statement; data that is not available is left out, everything else has to be there."""
+    """Judge one statement; data that is not available is left out, everything else must have been run."""
     decide, printed = RULES[claim.check].decide, printed_scores(claim.tables)
     firsts = [one for one in printed if one.cell == claim.cells[0] and one.size in claim.sizes]
     firsts = [one for one in firsts if not claim.parts or one.dataset in claim.parts]
@@ -146,7 +146,7 @@ def competitive(cases: Sequence[Case], scores: Scores) -> tuple[bool, str]:
 
 
 def by_depth(cases: Sequence[Case]) -> Iterable[tuple[str, str, list[Case], list[Experiment]]]:
-    """Cell, dataset, cases and experiments of every table row by row; their depths rise, as printed."""
+    """For each cell and dataset, yield their names, the cases and the experiments, by rising depth as printed."""
     for (_, dataset), group in groupby(cases, lambda case: (case.experiments[0].task, case.dataset)):
         rows = list(group)
         for place, cell in enumerate(rows[0].claim.cells):

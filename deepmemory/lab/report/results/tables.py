@@ -1,8 +1,8 @@
 """Real data: our rows of the paper's tables.
 
 Scores are taken at the epoch that was best on validation among those that the paper trains, by the measure that
-``paper.EPOCH_BY`` names for the task, or else each by its own. A study stands in a table of the paper only if its
-settings are the paper's and at least one run has had all epochs.
+``paper.EPOCH_BY`` names for the task or, if it names none, each by its own measure. A study appears in a table of the
+paper only if its settings are the paper's and at least one run has had all epochs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deepmemory.lab.report.table import Mark
 from deepmemory.lab.settings import LANGUAGES, PIXELS, REAL, Setting
 
 CLOSE = 2.0  # standard deviations: a mean that is no farther away is reproduced
-COORDINATES = ("epochs", "language", "pixels")  # settings that an experiment tells, or that the records tell better
+COORDINATES = ("epochs", "language", "pixels")  # settings that an experiment includes, or that the records show better
 
 
 class Experiment(NamedTuple):
@@ -46,7 +46,7 @@ class Experiment(NamedTuple):
 
     @property
     def has_searched_rate(self) -> bool:
-        """A DMU-C in the paper's tables, whose learning rate the paper searched and does not print."""
+        """Whether this is a DMU-C of the paper's tables, whose learning rate the paper searched and does not print."""
         return self.cell == paper.DMU_C and rate_table(self.task) in paper.MEASURES
 
 
@@ -57,7 +57,7 @@ def rate_table(task: str) -> str:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the runs of a study came to, by one measure."""
+    """The scores of a study's runs by one measure."""
 
     train: Spread
     valid: Spread
@@ -69,7 +69,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study of real data beside the setting of the paper that is nearest to it."""
+    """A study of real data, compared with the nearest setting of the paper."""
 
     study: Study
     experiment: Experiment
@@ -83,25 +83,25 @@ class StudyResult:
 
     @cached_property
     def complete(self) -> list[Run]:
-        """Runs that have had all epochs, and diverged ones once the others have."""
+        """Runs that have had all epochs, and diverged ones; these count alone only if all runs diverged."""
         full = [run for run in self.begun if run.epochs >= self.epochs or run.state == REACHED]
         lost = [run for run in self.begun if run.state == DIVERGED and run not in full]
         return full + lost if full or len(lost) == len(self.begun) else []
 
     @property
     def is_papers(self) -> bool:
-        """The study may stand beside the paper's numbers."""
+        """Whether the study may be compared with the paper's numbers."""
         free = {"lr"} if self.experiment.has_searched_rate else set()
         return bool(self.complete) and {name for name, _ in self.changes} <= free
 
     @property
     def reading(self) -> Reading | None:
-        """The open setting that this study reads the other way, if that is all in which it differs from the paper."""
+        """The open setting that this study reads the other way, if it differs from the paper in nothing else."""
         return next((one for one in paper.TABLE_READINGS if self.changes == ((one.field, one.other),)), None)
 
     @property
     def unfinished(self) -> str:
-        """How far a study got that is not complete."""
+        """How far an incomplete study got; empty for a complete one."""
         reached = max(run.epochs for run in self.begun)
         return "" if self.complete else f"after {reached} of {self.epochs} epochs"
 
@@ -112,7 +112,7 @@ class StudyResult:
 
     @property
     def drawn_with(self) -> str:
-        """What sets its figure apart from that of the paper's settings: the other reading, or other settings."""
+        """What distinguishes its figure from that of the paper's settings: the other reading, or other settings."""
         if self.is_papers or not self.changes:
             return ""
         return words.changes_title(self.changes) if self.reading else "other settings"
@@ -124,7 +124,7 @@ class StudyResult:
         return words.figure_name(name, self.changes) if self.reading else name + "-other" * bool(self.drawn_with)
 
     def scores(self, measure: str, scale: Callable[[float], float] = float, by: str | None = None) -> Scores:
-        """Scores of the complete runs, or of all where none is; ``by`` chooses the epoch, if not the usual measure."""
+        """Scores of the complete runs, or of all if none is; ``by`` is the measure that chooses the epoch, if given."""
         runs, by = self.complete or self.begun, by or paper.EPOCH_BY.get(self.experiment.task, measure)
         at_best = [tuple(map(scale, best_scores(run, measure, self.epochs, by))) for run in runs]
         tests = tuple(test for *_, test in at_best)
@@ -157,17 +157,17 @@ def best_of(measure: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row of a table: what the paper prints, and what we have."""
+    """One row of a table: the paper's numbers and ours."""
 
     experiment: Experiment
     measure: str
-    paper_train: Spread | None  # None where the paper prints nothing
+    paper_train: Spread | None  # None if the paper prints nothing
     paper_test: Spread | None
-    result: StudyResult | None  # None where nothing was run
+    result: StudyResult | None  # None if nothing was run
 
     @cached_property
     def scores(self) -> Scores | None:
-        """Our scores; None where nothing was run."""
+        """Our scores; None if nothing was run."""
         return self.result.scores(self.measure) if self.result else None
 
     @cached_property
@@ -182,20 +182,20 @@ class TableRow:
 
     @property
     def difference(self) -> float | None:
-        """Our mean test score less the paper's; nan where runs diverged."""
+        """Our mean test score minus the paper's; nan if runs diverged."""
         if self.scores is None or self.paper_test is None or self.paper_test.mean is None:
             return None
         return mean(self.scores.test) - self.paper_test.mean
 
     @property
     def deviations(self) -> float | None:
-        """The difference in standard deviations of the paper; None where it prints none."""
+        """The difference in standard deviations of the paper; None if it prints none."""
         deviation = self.paper_test and self.paper_test.std
         return self.difference / deviation if self.difference is not None and deviation else None
 
     @property
     def verdict(self) -> str:
-        """Reproduced within two standard deviations of the paper, or of ours where it prints none."""
+        """Reproduced within two standard deviations of the paper, or of ours if it prints none."""
         if self.scores is None:
             return words.NO_DATA if self.experiment.dataset in paper.NO_DATA else words.NOT_RUN
         if self.difference is None:
@@ -208,7 +208,7 @@ class TableRow:
 
     @property
     def mark(self) -> Mark:
-        """The verdict, with a hint where runs are few."""
+        """The verdict, marked as a hint if there are few runs."""
         if self.scores is None or self.verdict not in words.VERDICTS:
             return Mark(self.verdict, None)
         return words.with_hint(self.verdict, self.verdict != words.WORSE, len(self.scores.tests), paper.REAL_RUNS)
@@ -268,7 +268,7 @@ class RealResults:
 
     @cached_property
     def chosen(self) -> dict[Experiment, StudyResult]:
-        """The study that stands in the paper's tables for each experiment."""
+        """The study that is shown in the paper's tables for each experiment."""
         found: dict[Experiment, StudyResult] = {}
         for one in self.studies:
             if one.is_papers:
@@ -291,7 +291,7 @@ class RealResults:
 
     @cached_property
     def rows(self) -> dict[tuple[Experiment, str], TableRow]:
-        """The rows of all tables by experiment and measure: a row that stands in two tables counts once."""
+        """The rows of all tables by experiment and measure: a row that appears in two tables counts once."""
         return {(row.experiment, row.measure): row for table in self.tables for row in table.rows}
 
     def verdicts(self, *datasets: str) -> list[str]:
@@ -305,7 +305,7 @@ class RealResults:
         return [one for one in self.studies if not one.is_papers and one.reading is None]
 
     def figures(self) -> dict[str, dict[tuple[str, int], list[StudyResult]]]:
-        """Studies by figure and panel (changes and size); of the paper's settings the chosen one, or what there is."""
+        """Studies by figure and panel (changes and size); with the paper's settings the chosen one, or all if none."""
         drawn: dict[str, dict[tuple[str, int], list[StudyResult]]] = {}
         for one in sorted(self.studies, key=lambda one: one.experiment.order):
             if one.drawn_with or one is self.chosen.get(one.experiment, one):
@@ -330,12 +330,12 @@ def real_results(studies: Sequence[Study]) -> list[RealResults]:
 
 
 def study_result(study: Study) -> StudyResult:
-    """A study with the experiment it belongs to, and how it differs from what the paper did there."""
+    """A study with the experiment it belongs to, and how it differs from the paper's setting."""
     experiment, published = nearest(study.setting)
     changes = words.changes_between(published, study.setting, leave_out=COORDINATES)
     if experiment.task != "pixel-mnist" or not changes:
         return StudyResult(study, experiment, changes, published.epochs)
-    # The paper trains pixels for no number of epochs that we know of: it is a part of the recipe.
+    # The paper does not say for how many epochs it trains pixels: the number is a part of the recipe.
     longer = (("epochs", study.setting.epochs),) if study.setting.epochs != published.epochs else ()
     return StudyResult(study, experiment, changes + longer, study.setting.epochs)
 
@@ -344,7 +344,7 @@ published = lru_cache(paper.setting)
 
 
 def nearest(setting: Setting) -> tuple[Experiment, Setting]:
-    """The experiment of a setting, and the paper's setting for it: at its first size where it lacks this one."""
+    """The experiment of a setting, and the paper's setting for it: at its first size if it does not have this one."""
     cell = paper.kind_of(setting)
     if setting.task == "pixel-mnist":
         of_units = {u: published(setting.task, cell, units=u, pixels=setting.pixels) for u in paper.UNITS}
@@ -381,7 +381,7 @@ def printed_rows(name: str) -> dict[Experiment, tuple[Spread | None, Spread]]:
 def better_rate(one: StudyResult, two: StudyResult) -> StudyResult:
     """Choose between two rates of a DMU-C: the one with more runs, else the better one on validation, as in a search.
 
-    Better by the measure of the table that compares DMU-C and DMU.
+    The measure is that of the table that compares DMU-C and DMU.
     """
     measure = paper.MEASURES[rate_table(one.experiment.task)]
     sign = 1 if best_of(measure) is min else -1
@@ -394,7 +394,7 @@ def better_rate(one: StudyResult, two: StudyResult) -> StudyResult:
 
 
 def tried_rates(results: Iterable[RealResults]) -> list[StudyResult]:
-    """Every learning rate of a DMU-C that was tried, where there is more than one."""
+    """Every learning rate of a DMU-C that was tried, if there is more than one."""
     tried: dict[Experiment, list[StudyResult]] = {}
     for one in (one for of_task in results for one in of_task.studies):
         if one.experiment.has_searched_rate and one.is_papers:
@@ -411,12 +411,12 @@ def is_better(one: float, two: float, measure: str) -> bool:
 
 
 def mean(of: Spread | None) -> float:
-    """The mean as a number; nan where the paper prints nan or a run diverged."""
+    """The mean as a number; nan if the paper prints nan or a run diverged."""
     return math.nan if of is None or of.mean is None else of.mean
 
 
 def p_value(one: Spread, runs: int, two: Spread, other_runs: int) -> float | None:
-    """How likely two means are at least this far apart if both come from the same distribution; None: not known."""
+    """How likely two means are at least this far apart if both come from the same distribution; None if unknown."""
     return welch(mean(one) - mean(two), (one.std, runs), (two.std, other_runs)) if one.std and two.std else None
 
 

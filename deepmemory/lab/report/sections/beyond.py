@@ -56,7 +56,7 @@ def what_was_run(results: BeyondResults, text: str) -> Text:
 
 
 def experiment_blocks(results: BeyondResults) -> list[Block]:
-    """Figure and table of an experiment, and what it is."""
+    """Figure, description and tables of an experiment."""
     layout = LAYOUTS[results.name]
     lengths = words.listed([str(length) for length in sorted({one.setting.max_length for one in results.shown})])
     image = Image(f"beyond-{results.name}", layout.caption, partial(layout.draw, results))
@@ -68,7 +68,7 @@ def experiment_blocks(results: BeyondResults) -> list[Block]:
 
 
 def compared_table(results: BeyondResults) -> Table:
-    """Where the DMU wins and where it does not: the best one beside the best other cell, and published numbers."""
+    """Where the DMU wins and where it does not: the best DMU, the best other cell, and published numbers."""
 
     def against(score: float, of: Comparison) -> Mark:
         better = is_better(mean(of.dmu.score("test")), score, of.dmu.measure)
@@ -134,7 +134,7 @@ def provenance(results: Sequence[BeyondResults], sessions: shared.Sessions, comm
 
 
 def accuracy_columns() -> list[Column]:
-    """Accuracies at each length, and runs that have nearly all of it at the longer ones."""
+    """For each length, the accuracy and the number of runs that have solved the task."""
     lengths = {"accuracy": "T"} | {f"accuracy_{times}": f"{times} T" for times in LONGER}
 
     def accuracy(measure: str, one: Outcome) -> str:
@@ -151,14 +151,14 @@ def accuracy_columns() -> list[Column]:
 
 
 class Layout(NamedTuple):
-    """What the page has of an experiment beside the columns of every table."""
+    """What the page shows of an experiment, besides the columns that all tables have."""
 
     part: str  # what its parts are
     text: str  # with {lengths} of the sequences in training, and the runs {searched} at each learning rate
     caption: str
     draw: Callable[[BeyondResults], Any]
     columns: Sequence[Column]
-    compared: bool = False  # whether the best DMU stands beside the best other cell
+    compared: bool = False  # whether the best DMU is compared with the best other cell
 
 
 COMPARED = (

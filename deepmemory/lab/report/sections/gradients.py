@@ -65,7 +65,7 @@ def task_section(results: GradientResults) -> Section:
 
 
 def summary_table(results: GradientResults) -> Table:
-    """What became of the runs, and of what was observed."""
+    """The results of the runs, and the observations."""
 
     def inside(decide: Callable[[list[bool]], bool], one: GradientStudy) -> str:
         if one.setting.cell != "dmu":

@@ -1,4 +1,4 @@
-"""What the paper leaves open about real data: each reading beside the other, and what both come to."""
+"""What the paper leaves open about real data: both readings side by side, with their results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main_text(row: TableRow) -> str:
 
 
 def other_text(row: TableRow, other: StudyResult) -> str:
-    """Test scores with the other reading, and how far it got."""
+    """Test scores with the other reading, and how far an incomplete study got."""
     return words.joined(words.spread_text(other.scores(row.measure).test, row.format), other.unfinished, by=" ")
 
 
@@ -114,7 +114,7 @@ def rate_blocks(results: Sequence[RealResults]) -> list[Block]:
 
 
 def runs_text(scores: Scores | None) -> str:
-    """How many runs count, and what became of the others."""
+    """The number of runs that count, and how many others diverged or are unfinished."""
     if scores is None:
         return words.NOTHING
     others = {"diverged": scores.diverged, "unfinished": scores.unfinished}

@@ -52,7 +52,7 @@ def real_page(
 
 
 def introduction(results: Sequence[RealResults], verdicts: Sequence[Verdict]) -> list[Block]:
-    """What the paper did, and how much of it these records bear out."""
+    """What the paper did, and how much of it these records confirm."""
     choosers = {task: paper.measure_of(task) for task in REAL} | paper.EPOCH_BY
     chosen_by = words.listed([f"{measure} for {words.TITLES[task]}" for task, measure in choosers.items()])
     epochs = words.listed([f"{number} epochs of {words.TITLES[task]}" for task, number in paper.REAL_EPOCHS.items()])
@@ -108,7 +108,7 @@ def summary_table(results: Sequence[RealResults]) -> Table:
 
 
 def best_mean(scores: Sequence[tuple[paper.Spread | None, TableRow]]) -> str:
-    """The best of some means, with the depth it has."""
+    """The best of some means, with its depth."""
     means = [(tables.mean(spread), row) for spread, row in scores if not math.isnan(tables.mean(spread))]
     if not means:
         return words.NOTHING
@@ -170,7 +170,7 @@ def row_columns(table: ResultTable) -> list[Column]:
     dataset = {"translation": "from", "pixel-mnist": "order"}.get(task)
 
     def cell(row: TableRow) -> str:
-        rate = dict(row.result.changes).get("lr") if row.result else None  # of a DMU-C, where it is not the DMU's
+        rate = dict(row.result.changes).get("lr") if row.result else None  # of a DMU-C, if it is not the DMU's
         return words.cell_title(row.experiment.cell) + (f" (lr {rate:g})" if rate else "")
 
     def difference(row: TableRow) -> str:
@@ -234,7 +234,7 @@ def other_networks() -> Details:
 
 
 def others_blocks(results: RealResults) -> list[Block]:
-    """Shortened, unfinished and changed studies, never beside the paper's numbers."""
+    """Shortened, unfinished and changed studies, which are never compared with the paper's numbers."""
     first = results.tables[0].rows[0]
     measure, how = first.measure, first.format
 
@@ -266,13 +266,13 @@ def others_blocks(results: RealResults) -> list[Block]:
 
 
 def answers(results: RealResults) -> str:
-    """What the best answers are that ignore the input."""
+    """Descriptions of the best answers that ignore the input."""
     levels = [chance_level(one.study.setting) for one in results.others]
     return words.listed(list(dict.fromkeys(level.answer for level in levels if level)))
 
 
 def differing_rows(results: Sequence[RealResults]) -> list[Section]:
-    """Rows that are not reproduced: whether chance could make the difference, and what other settings came to."""
+    """Rows that are not reproduced: whether chance explains the difference, and the results of other settings."""
     items = [(one, row) for one in results for row in one.rows.values() if row.verdict in (words.BETTER, words.WORSE)]
 
     def tried(one: RealResults, row: TableRow) -> str:

@@ -1,4 +1,4 @@
-"""Blocks that several pages have: statements of the paper, settings, and where the numbers come from."""
+"""Blocks that several pages share: statements of the paper, settings, and where the numbers come from."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def differences(verdicts: Sequence[tuple[str, Verdict]], note: str = "") -> list
 
 
 def statements(verdicts: Sequence[Verdict]) -> list[Block]:
-    """What the paper says, whether its own table bears it out, and what was seen; undecided ones are folded."""
+    """The paper's statements, whether its own table confirms them, and what was seen; undecided ones are folded."""
     holds = {True: Mark("holds", True), False: Mark("does not hold", False)}
     columns = [
         Column("the paper says", lambda v: words.joined(v.claim.text, getattr(v.claim, "note", ""), by=". ")),
@@ -58,16 +58,16 @@ def statements(verdicts: Sequence[Verdict]) -> list[Block]:
 
 
 def folded(summary: str, table: Table) -> list[Block]:
-    """A table behind one line; nothing where it has no rows."""
+    """A table behind one line; nothing if it has no rows."""
     return [Details(summary, [table])] if table.items else []
 
 
 def readings(
     open_settings: Iterable[Reading], compare: Callable[[Reading], tuple[str, list[Block], list[Block]]]
 ) -> tuple[list[Block], list[Block]]:
-    """Both readings of every open setting, and those that nobody trained, folded, with the commands that train them.
+    """Both readings of every open setting; readings that were not run are folded, with the commands that run them.
 
-    ``compare`` gives what a reading is about, the tables of both values (none where nobody trained the other), figures.
+    ``compare`` returns what a reading is about, the tables of both values (none if the other was not run) and figures.
     """
     compared: list[Block] = []
     not_run: list[Block] = []

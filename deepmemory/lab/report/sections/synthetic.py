@@ -38,7 +38,7 @@ def synthetic_page(results: Sequence[SyntheticResults], sessions: shared.Session
 
 
 def introduction(main: Sequence[SyntheticResults]) -> list[Block]:
-    """What the paper did, and how much of it these records bear out."""
+    """What the paper did, and how much of it these records confirm."""
     text = (
         f"The paper (arXiv:2105.14092) trains {paper.RUNS} runs of each cell for at most {paper.EPOCHS} epochs. For "
         "five thresholds of the validation loss it counts how many runs have got under the threshold by each epoch. "
