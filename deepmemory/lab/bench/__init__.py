@@ -1,1 +1,1 @@
-"""Speed against peers, and what a Python loop would take."""
+"""Speed compared with other layers, and the time that a Python loop would take."""

@@ -17,12 +17,12 @@ import deepmemory as dm
 from deepmemory.lab.bench.shapes import Shape
 
 CELLS = ("DMU", "RHN", "RNN", "GRU", "LSTM")
-WEIGHT_SCALE = 0.7  # times the initial weights, where results are compared
+WEIGHT_SCALE = 0.7  # factor of the initial weights when results are compared
 
 
 @dataclass
 class Contestant:
-    """Something to be timed: ``run(x)`` gives y, ``leaves`` are the tensors whose gradients are taken.
+    """Something to be timed: ``run(x)`` returns y, ``leaves`` are the tensors whose gradients are taken.
 
     ``error(x)`` is the largest relative error of y and of the weights' gradients against the definition in float64.
     """
@@ -36,7 +36,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant by name, not built yet; ``build`` gives one, or a call that is its forward and backward pass."""
+    """A contestant's name; ``build`` returns the contestant, or a function that runs its forward and backward pass."""
 
     name: str
     build: Callable[[], Contestant | Callable[[], None]]
@@ -69,7 +69,7 @@ def further_entries(shape: Shape, device: str, cells: Container[str], engines: C
 
 
 def usable_engines(device: str, engines: Container[str]) -> list[str]:
-    """Those of the engines that this machine has for a device."""
+    """Those of ``engines`` that this machine has for a device."""
     return [
         name
         for name, status in dm.engines().items()
@@ -112,8 +112,8 @@ def own_layer(shape: Shape, cell: str, engine: str, device: str, recompute: bool
     module = make(engine, **options)
 
     def error(x: Tensor) -> float:
-        # With tanh: a leaky ReLU whose input rounds to the other side of zero is off by more than any arithmetic.
-        # With smaller weights: thirty layers at their initial weights are chaotic, and no two ways to compute agree.
+        # With tanh: a leaky ReLU whose input rounds to the other side of zero adds an error larger than rounding.
+        # With smaller weights: thirty layers with their initial weights are chaotic, and no two programs agree.
         given = make(engine, "tanh", **options)
         with torch.no_grad():
             for parameter in given.parameters():

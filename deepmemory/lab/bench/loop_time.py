@@ -1,7 +1,7 @@
 """How long studies would take as an ordinary Python loop over time, one run after another.
 
 A few training steps of one run are timed with the plain engine, without CUDA graphs and without runs side by side:
-this is how such networks are usually written, the paper's among them. A study's time is extrapolated from that.
+this is how such networks are usually written, including the paper's. A study's time is extrapolated from that.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def key_of(setting: Setting) -> str:
 def measure(setting: Setting, machine: Machine, steps: int = STEPS) -> LoopTime:
     """Time a few training steps.
 
-    Translation is timed with teacher forcing, where the loop need not choose its own words.
+    Translation is timed with teacher forcing, where the loop does not choose its own words.
     """
     from deepmemory.lab.training.trainer import make_trainer  # the report, which only reads, does not need it
 
@@ -110,7 +110,7 @@ def write(settings: Iterable[Setting], machine: Machine, out: Path, say: Callabl
 
 
 def read(out: Path | str) -> Sequence[LoopTime]:
-    """The times in the file of a folder; none where there is no file."""
+    """The times in the file of a folder; none if there is no file."""
     path = Path(out) / FILE
     if not path.exists():
         return []

@@ -1,6 +1,6 @@
 """Speed against peers on this machine: side by side in one process, medians and ratios, every result checked.
 
-A time that is too noisy is measured again at the end, while the time limit allows it; one that stays noisy is refused.
+A time that is too noisy is measured again at the end, if the time limit allows it; one that stays noisy is refused.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Benchmark:
     shapes: tuple[str, ...] = CPU_SHAPES
     precisions: tuple[str, ...] = ("float32",)
     cells: tuple[str, ...] = ("DMU",)  # which of our layers
-    engines: tuple[str, ...] = NAMES  # which of our engines, where this machine has them
+    engines: tuple[str, ...] = NAMES  # which of our engines, if this machine has them
     seconds: float = 1.0  # for each contestant at each shape
-    minutes: float = 10.0  # in all, 0 is no limit; what does not fit is skipped, the most important comes first
+    minutes: float = 10.0  # in all, 0 for no limit; the most important comes first, and what does not fit is skipped
     growth: bool = False  # also let one size grow at a time
-    loop: bool = True  # also time the Python loop and further peers
+    loop: bool = True  # also time the Python loop and other peers
 
 
 class Job(NamedTuple):
@@ -74,7 +74,7 @@ def jobs(plan: Benchmark) -> Iterator[Job]:
 
 
 def bench(plan: Benchmark, out: Path, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Time everything; the JSON file is there from the start and complete after every single result."""
+    """Time everything; the JSON file exists from the start and is complete after every result."""
     made: dict[str, Any] = {"when": now(), "git": git_commit(), "plan": asdict(plan)}
     result = {**made, "machine": machine(plan.device), "shapes": [], "growth": [], "skipped": []}
     limit = TimeLimit(60 * plan.minutes)
@@ -108,7 +108,7 @@ def bench(plan: Benchmark, out: Path, say: Callable[[str], None] = print) -> dic
 def measured_again(
     timed: list[tuple[Job, dict[str, Any]]], device: str, limit: TimeLimit, say: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Measure noisy times again, in a few rounds within the time limit; gives each row that was tried."""
+    """Measure noisy times again, in a few rounds within the time limit; yields each row that was tried."""
     for _ in range(ROUNDS):
         left = [(job, row) for job, row in timed if any(noisy(row, way) for way in WAYS)]
         if left and not limit.passed:
@@ -123,7 +123,7 @@ def measured_again(
 
 
 def write(result: dict[str, Any], out: Path) -> None:
-    """Replace the file of the results; killed while writing, the one before stays."""
+    """Replace the file of the results; if the process is killed meanwhile, the previous one stays."""
     put(out, f"{json.dumps(result, indent=1)}\n".encode())
 
 
@@ -207,7 +207,7 @@ def machine(device: str) -> dict[str, str]:
 
 
 def cpu_name() -> str:
-    """The processor's name where the system tells it."""
+    """The processor's name, if the system provides it."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for entry in info.read_text().splitlines():

@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def times(result: dict[str, Any], mode: str) -> dict[str, dict[str, Row]]:
-    """Rows of one precision by shape and contestant, where a time was taken."""
+    """Rows of one precision for which a time was taken, by shape and contestant."""
     table: dict[str, dict[str, Row]] = {}
     for row in result["shapes"]:
         if row["precision"] == mode and "forward_backward" in row:
@@ -39,12 +39,12 @@ def describe_shape(shape: dict[str, Any]) -> str:
 
 
 def median(row: Row | None, way: str) -> float | None:
-    """The median in milliseconds, where a time was taken in this way and is not noisy."""
+    """The median in milliseconds; None if no time was taken in this way, or it is noisy."""
     return row[way]["median_ms"] if row and way in row and not noisy(row, way) else None
 
 
 def cell(row: Row | None, way: str, bold: bool = False) -> str:
-    """A time as text: three digits, ``noisy`` where it was refused, a dash where there is none."""
+    """A time as text: three digits, ``noisy`` if it was refused, a dash if there is none."""
     value = median(row, way)
     if value is None:
         return "noisy" if noisy(row, way) else "-"
@@ -52,13 +52,13 @@ def cell(row: Row | None, way: str, bold: bool = False) -> str:
 
 
 def ratio(row: Row | None, base: Row | None, way: str) -> str:
-    """The ratio of two times as text; a dash where one is missing or noisy."""
+    """The ratio of two times as text; a dash if one is missing or noisy."""
     one, other = median(row, way), median(base, way)
     return f"{one / other:.3g}" if one and other else "-"
 
 
 def fastest(rows: list[Row], way: str) -> Row | None:
-    """The row with the shortest time; a noisy one where there is one, as it might have been the fastest."""
+    """The row with the shortest time; if one is noisy, that one, as it might have been the fastest."""
     unsure = next((row for row in rows if noisy(row, way)), None)
     return unsure or min((row for row in rows if way in row), key=lambda row: row[way]["median_ms"], default=None)
 

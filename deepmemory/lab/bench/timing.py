@@ -16,10 +16,10 @@ from torch import Tensor
 from deepmemory.lab.bench.contestants import Contestant
 
 SAMPLES = range(5, 201)
-SLOW = 5  # times the seconds asked for: after that, fewer samples must do
+SLOW = 5  # multiple of the requested seconds after which fewer samples are enough
 SAMPLE_MS = 20  # calls in a row are one sample, up to this time or ten calls
 WIDEST_SPREAD = 0.5  # of the quartiles, relative to the median; times that spread more are refused
-MOST_PREEMPTIONS = 50  # per second of CPU time; an idle machine has a few, one with other work to do hundreds
+MOST_PREEMPTIONS = 50  # per second of CPU time; an idle machine has a few, a busy one hundreds
 SHORTEST_USE = 0.05  # seconds of CPU time under which preemptions are not counted
 
 clock = time.perf_counter
@@ -97,7 +97,7 @@ def timings(call: Callable[[], object], device: str, seconds: float, limit: Time
 
 
 def summary(samples: list[float], preemptions: float) -> dict[str, Any]:
-    """Median and quartiles of some samples; where they are too noisy to say anything, the reason instead."""
+    """Median and quartiles of some samples, or the reason why they are too noisy."""
     low, median, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else samples * 3
     spread, count = (high - low) / max(median, 1e-9), {"samples": len(samples)}
     if len(samples) == 1:
@@ -110,9 +110,9 @@ def summary(samples: list[float], preemptions: float) -> dict[str, Any]:
 
 
 def count_preemptions() -> Callable[[], float]:
-    """Start to count how often other processes take the processor; the result gives it per second of CPU time.
+    """Start counting how often other processes take the processor; the result returns it per second of CPU time.
 
-    Only Linux counts this; elsewhere it is 0.
+    Only Linux counts this; on other systems it is 0.
     """
     if sys.platform != "linux":
         return lambda: 0.0
@@ -155,7 +155,7 @@ def measure(
         if graph:
             try:
                 replay = captured(both)
-            except RuntimeError as error:  # a peer may do what no graph can hold; its eager time stands
+            except RuntimeError as error:  # a peer may do what a graph does not support; its eager time is kept
                 row["graph_failed"] = describe_error(error)
             else:
                 row["as_cuda_graph"] = timings(replay, device, seconds / 2, limit)

@@ -1,11 +1,11 @@
 """Trains several studies at the same time on one device, each in a process of its own.
 
-A study of small networks, or of sequences of different lengths, leaves most of a GPU idle, and another one beside it
-costs little. Every process records its own study and sends its progress to the process that started it, which shows it.
-Processes share a GPU through NVIDIA's Multi-Process Service (MPS), which is started and stopped here. Only studies of
-one task share a GPU: kernels wait for those that are running, and a task of many short ones would mostly wait for a
-task of few long ones. (On an H200 an epoch of translation at depth 5 took 2.8 s alone, 11 s beside seven other
-translations, 45 s beside three of them and four studies of pixels and language.)
+A study of small networks, or of sequences of different lengths, leaves most of a GPU idle, so training another one
+beside it costs little. Every process records its own study and sends its progress to the process that started it, which
+shows it. Processes share a GPU through NVIDIA's Multi-Process Service (MPS), which is started and stopped here. Only
+studies of one task share a GPU: kernels wait for those that are running, and a task with many short kernels would
+mostly wait for a task with few long ones. (On an H200 an epoch of translation at depth 5 took 2.8 s alone, 11 s beside
+seven other translations, 45 s beside three of them and four studies of pixels and language.)
 
 Read :func:`run_concurrently` first.
 """
@@ -37,7 +37,7 @@ from deepmemory.lab.training.progress import Display
 from deepmemory.lab.training.studies import Tracker, Watch, finish_study, run_studies
 
 CONTROL = "nvidia-cuda-mps-control"
-STOPPING = 10.0  # seconds a worker gets to close the records
+STOPPING = 10.0  # seconds that a worker has to close the records
 PIPES, LOGS = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 # Checks in a process of its own that a GPU can be used.
 PROBE = """
@@ -60,7 +60,7 @@ def run_concurrently(
 ) -> list[str]:
     """Train as :func:`deepmemory.lab.training.studies.run_studies` does, ``at_once`` settings at a time.
 
-    A study that is recorded to its end starts no process. Returns a line for each study that failed; a failure does not
+    A study that is completely recorded starts no process. Returns a line for each study that failed; a failure does not
     stop the others.
     """
     display.plan(settings, seeds, at_once)
@@ -73,7 +73,7 @@ def run_concurrently(
         waiting = [setting for setting in settings if not finish_study(records, setting, seeds, display)]
     workers, failed = dict[Connection, tuple[Setting, Any]](), list[str]()
 
-    def give_up(setting: Setting, why: str) -> None:  # said at once too: the other studies may take hours
+    def give_up(setting: Setting, why: str) -> None:  # also reported at once: the other studies may take hours
         failed.append(f"{setting.task} {setting.cell}: {why}")
         display.say(f"failed: {failed[-1]}")
 
@@ -122,7 +122,7 @@ def run_concurrently(
 
 
 def take_next(waiting: list[Setting], tasks: set[str]) -> Setting | None:
-    """Remove the first setting of one of these tasks from the list, or of any task where none is given."""
+    """Remove the first setting of one of these tasks from the list, or of any task if none is given."""
     for setting in waiting:
         if not tasks or setting.task in tasks:
             waiting.remove(setting)
@@ -189,7 +189,7 @@ def train_one(
 
 @contextmanager
 def handled(number: signal.Signals, handler: Callable[..., Any] | signal.Handlers) -> Iterator[None]:
-    """Handle a signal in another way for a while; a process started meanwhile inherits that it is ignored."""
+    """Handle a signal differently inside this context; a process started inside inherits an ignored signal."""
     before = signal.signal(number, handler)
     try:
         yield
@@ -198,7 +198,7 @@ def handled(number: signal.Signals, handler: Callable[..., Any] | signal.Handler
 
 
 def interrupt_once(number: int, _frame: FrameType | None) -> NoReturn:
-    """Handle a signal like Ctrl-C; from then on it is ignored, so that the process can end in good order."""
+    """Handle a signal like Ctrl-C; from then on it is ignored, so that the process can end in an orderly way."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 

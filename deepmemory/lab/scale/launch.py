@@ -1,4 +1,4 @@
-"""Trains studies where they should be trained: here one after another, here several at once, or on a Ray cluster."""
+"""Launches studies: one after another or several at once on this machine, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def launch(
     track: Tracker | None = None,
     watch: Watch | None = None,
 ) -> list[str]:
-    """Train every setting with every seed, unless the records have it already.
+    """Train every setting with every seed that is not recorded yet.
 
-    Returns a line for each study, or part of one, that failed while the others were trained.
+    Returns a line for each study, or part of one, that failed; the others are trained nevertheless.
     """
     if launcher.at_once > 1 and (launcher.on != "local" or machine.devices * machine.nodes > 1):
         raise ValueError("--at-once shares one device; leave it out with --on ray, --devices and --nodes")

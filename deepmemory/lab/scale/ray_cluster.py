@@ -71,7 +71,7 @@ class EpochFinished:
     states: dict[int, str]
     best_epochs: dict[int, int | None]
     training: int
-    checkpoint: bytes | None  # None where sending one after every epoch would take too long
+    checkpoint: bytes | None  # None if sending one after every epoch would take too long
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ Message = Started | EpochFinished | Finished
 
 @dataclass(eq=False)
 class Job:
-    """One group of runs and how far it is, in the driver."""
+    """One group of runs and its progress, in the driver."""
 
     setting: Setting
     seeds: list[int]
@@ -184,7 +184,7 @@ def listening_on_loopback() -> Iterator[None]:
 def group_size(launcher: Launcher, setting: Setting, runs: int) -> int:
     """Runs per group, unless the user has chosen: see :mod:`deepmemory.lab.training.stacks`.
 
-    A GPU trains all runs of a small network in about the time of one, a CPU as many as a thread is worth.
+    A GPU trains all runs of a small network in about the time of one; a CPU gets ``RUNS_PER_THREAD`` for each thread.
     """
     most = runs if launcher.gpus else max(1, round(launcher.cpus)) * RUNS_PER_THREAD
     return launcher.group or (1 if is_large(setting) else most)
@@ -232,7 +232,7 @@ class Driver:
         options: dict[str, Any] = {
             "num_cpus": launcher.cpus,
             "num_gpus": launcher.gpus,
-            "max_retries": 0,  # Ray would start again; a retry here resumes from the checkpoint
+            "max_retries": 0,  # Ray would start from the beginning; a retry here resumes from the checkpoint
             "num_returns": "streaming",
             "scheduling_strategy": "SPREAD",
             "_generator_backpressure_num_objects": 4,  # a worker does not run far ahead of what is recorded
@@ -246,7 +246,7 @@ class Driver:
             while streams:
                 self.receive(streams)
         finally:
-            for stream in streams:  # after Ctrl-C, or where the records cannot be written
+            for stream in streams:  # after Ctrl-C, or if the records cannot be written
                 with suppress(ray.exceptions.RayError, TypeError, ValueError):  # some end by themselves meanwhile
                     ray.cancel(stream, force=True)
         return [f"{job}: {job.errors[-1]}" for job in self.jobs if not job.ended]
@@ -272,7 +272,7 @@ class Driver:
                 self.record(job, message)
 
     def submit(self, job: Job) -> Any:
-        """Give a group to Ray; returns the stream of its messages."""
+        """Submit a group to Ray; returns the stream of its messages."""
         checkpoint = job.path.read_bytes() if job.resume else None
         study, threads = job.path.parent.name, max(1, round(self.launcher.cpus))
         return self.task.remote(job.setting, self.machine, job.seeds, checkpoint, study, threads)
@@ -312,7 +312,7 @@ class Driver:
         self.display.epoch(job.setting, whole, sum(other.training for other in group))
 
     def should_retry(self, job: Job, error: Exception) -> bool:
-        """Report a group that failed; whether it gets another attempt."""
+        """Report a failed group, and return whether it gets another attempt."""
         job.attempts += 1
         job.errors.append(reason(error))
         retry = job.attempts < ATTEMPTS

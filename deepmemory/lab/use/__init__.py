@@ -1,1 +1,1 @@
-"""What trained networks are good for: decoding, sound, export, inspection, a page."""
+"""The use of trained networks: decoding, sound, export, inspection and the page of ``dmu play``."""

@@ -1,4 +1,4 @@
-"""What a trained model produces: translations by greedy or beam search, sampled text and music."""
+"""Output of trained models: translations by greedy or beam search, sampled text and music."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from deepmemory.lab.use.loading import TrainedModel, expect_task
 UNKNOWN, NUMBER = "<unk>", "N"  # how the Penn Treebank writes rare words and numbers
 TOGETHER, ALONE = SAMPLINGS = ("together", "alone")  # how the keys of a frame are sampled
 UNLIKELY = 0.2  # below this probability, a key of a chord hardly ever begins or ends
-SENTENCES_AT_ONCE = 256  # in one batch, every beam counted
+SENTENCES_AT_ONCE = 256  # in one batch, counting every beam
 
 
 class Hypothesis(NamedTuple):
     """A translation found by a search."""
 
     words: tuple[int, ...]  # without start and end
-    score: float  # log-probability of all words, including the end of the sentence where it was reached
+    score: float  # log-probability of all words, including the end of the sentence if it was reached
     finished: bool  # ended by itself, not by reaching the word limit
 
     def rank(self, power: float) -> tuple[bool, float]:
@@ -44,7 +44,7 @@ def word_limit(foreign: Tensor) -> int:
 
 @torch.no_grad()
 def greedy(network: Translator, foreign: Tensor, lengths: Tensor, max_words: int | None = None) -> list[Hypothesis]:
-    """Greedy search, for sentences (B, T) side by side: the likeliest word at every step until each sentence ends."""
+    """Greedy search, for sentences (B, T) side by side: the most likely word at every step until each sentence ends."""
     state = network.encode(foreign, lengths)
     word = torch.full_like(lengths, START)
     going = torch.ones_like(lengths, dtype=torch.bool)
@@ -109,7 +109,7 @@ def beam_search(
 def decode(
     network: Translator, foreign: Tensor, lengths: Tensor, width: int, power: float = 1.0, max_words: int | None = None
 ) -> list[Hypothesis]:
-    """The best translation of each sentence by beam search, or the greedy one where the beam has lost it."""
+    """The best translation of each sentence by beam search, or the greedy one if that ranks higher."""
     simple = greedy(network, foreign, lengths, max_words)
     if width == 1:
         return simple
@@ -119,7 +119,7 @@ def decode(
 
 
 def translate(model: TrainedModel, text: str, width: int = 5, power: float = 1.0) -> tuple[str, list[str]]:
-    """Translate a sentence into English; returns the words that are not in the vocabulary, too, which were left out."""
+    """Translate a sentence into English; also returns the words that are not in the vocabulary and were left out."""
     task = expect_task(model, Translation)
     numbers = {word: number for number, word in enumerate(task.pairs.foreign.words)}
     given = split_words(text)
@@ -140,7 +140,7 @@ class Scores(NamedTuple):
 
     sentences: int
     greedy: float
-    beam: float | None  # None where the width is 1
+    beam: float | None  # None if the width is 1
     signature: str  # sacrebleu's description of what was computed
 
 
@@ -194,16 +194,16 @@ def translator(model: TrainedModel) -> Translator:
 def continue_text(
     model: TrainedModel, text: str, words: int = 50, temperature: float = 1.0, top: int = 40, seed: int = 0
 ) -> tuple[str, list[str]]:
-    """Continue a text by sampling; returns the words that are not in the vocabulary, too.
+    """Continue a text by sampling; also returns the words that are not in the vocabulary.
 
     The data's mark for rare words, :data:`UNKNOWN`, is never sampled.
 
     Args:
         model: A model of the task natlang or ptb.
-        text: How the text begins; a new line ends a sentence.
-        words: How many words to add.
+        text: Beginning of the text; a new line ends a sentence.
+        words: Number of words to add.
         temperature: Sampling temperature; 0 is greedy.
-        top: Sample from this many of the likeliest words; 0 is all.
+        top: Sample from this many of the most likely words; 0 for all.
         seed: Random seed for sampling.
     """
     task = expect_task(model, NatLang)
@@ -212,7 +212,7 @@ def continue_text(
     given = [word if word in numbers else as_number(word) for word in as_words(text)]
     unknown = [word for word in given if word not in numbers]
     given = [word if word in numbers else UNKNOWN for word in given]
-    said = [numbers[word] for word in (EOS, *given) if word in numbers]  # a text begins where another one ended
+    said = [numbers[word] for word in (EOS, *given) if word in numbers]  # a text begins after the end of another one
     if not said:
         raise ValueError(f"none of the words of {text!r} is in the vocabulary of the training data")
     begins = 1 if EOS in numbers else 0
@@ -233,7 +233,7 @@ def as_words(text: str) -> list[str]:
 
 
 def as_number(word: str) -> str:
-    """The Penn Treebank's word for numbers where the word has a digit, else the word itself."""
+    """The Penn Treebank's word for numbers if the word has a digit, else the word itself."""
     return NUMBER if any(sign.isdigit() for sign in word) else word
 
 
@@ -305,11 +305,12 @@ def sample_keys(
     ``alone`` draws a random number for every key: of two notes that are equally likely to follow, both may sound, or
     none. ``together`` makes chords hold or change as a whole:
 
-    - One random number decides for all keys that sound already: those more likely than it go on. What is more certain
-      than ``1 - UNLIKELY`` always does.
+    - One random number decides for all keys that already sound: those that are more likely than this number continue.
+      Keys more likely than ``1 - UNLIKELY`` always do.
     - New keys make up for the rest of the expected number of notes. They are sampled systematically: their
       probabilities lie end to end on a line, and the keys at u, u + 1, u + 2 and so on sound, for one random u below 1.
-      So likely alternatives exclude each other. Keys less likely than ``UNLIKELY`` are left out if there are others.
+      So likely alternatives exclude each other. Keys less likely than ``UNLIKELY`` are left out if there are enough
+      others.
 
     >>> either = torch.tensor([1.0, 0.5, 0.5, 0.5, 0.5])  # C, and above it E and G or F and A
     >>> drawn = [sample_keys(either, torch.Generator().manual_seed(seed)) for seed in range(9)]

@@ -1,4 +1,4 @@
-"""Something to read for networks that come without their data: tunes, sentences and a text."""
+"""Example inputs for networks that come without their data: tunes, sentences and a text."""
 
 from __future__ import annotations
 

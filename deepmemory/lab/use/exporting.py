@@ -116,7 +116,7 @@ class Decoder(WithState):
 
 
 def graphs(model: TrainedModel) -> list[Graph]:
-    """What is exported of a network: two graphs where it translates, else one."""
+    """The graphs to export: two for a network that translates, else one."""
     network, setting = model.network, model.setting
     if isinstance(network, Translator):
         encoder = Encoder(setting, read=network.read, encoder=network.encoder)
@@ -155,7 +155,7 @@ def example_inputs(model: TrainedModel) -> dict[str, Any]:
 
 
 def metadata(model: TrainedModel) -> dict[str, str]:
-    """What travels inside the file: what was trained on what, and the vocabulary; lists and settings are JSON."""
+    """The metadata of the file: what was trained on what, and the vocabulary; lists and settings are JSON."""
     setting, task = model.setting, model.task
     found = {
         "task": setting.task,
@@ -179,7 +179,7 @@ def metadata(model: TrainedModel) -> dict[str, str]:
 
 
 class Written(NamedTuple):
-    """A file, and the names of what goes in and comes out where it runs."""
+    """A file, and the names of its inputs and outputs."""
 
     path: Path
     inputs: list[str]
@@ -187,7 +187,7 @@ class Written(NamedTuple):
 
 
 def paths(model: TrainedModel, path: Path, format: str) -> list[Path]:
-    """The files that an export writes: NAME-encoder and NAME-decoder in place of NAME where a network translates."""
+    """The files that an export writes: NAME-encoder and NAME-decoder instead of NAME if a network translates."""
     if format in ("onnx", "pt2") and isinstance(model.network, Translator):
         return [path.with_name(f"{path.stem}-{part}{path.suffix}") for part in ("encoder", "decoder")]
     return [path]
@@ -201,7 +201,7 @@ def save(model: TrainedModel, path: Path, format: str, weights: str = "float32")
     if format == "c":
         return [save_c(model, path, weights)]
     if weights != "float32":
-        raise ValueError(f"weights in {weights} are for the format c; {format} has those of the network")
+        raise ValueError(f"weights in {weights} are only for the format c; {format} keeps those of the network")
     about = metadata(model)
     if format == "safetensors":
         export.save(model.network, {}, path, format=format, metadata=about)
@@ -236,7 +236,7 @@ def save_c(model: TrainedModel, path: Path, weights: str) -> Written:
 
 
 def tied_output(network: TiedWordNetwork) -> nn.Linear:
-    """The output of a network that predicts words by the matrix that embeds them, as a layer."""
+    """The output of a network whose embedding and output share a matrix, as a layer."""
     words, features = network.embedding.weight.shape
     layer = nn.Linear(features, words, device="meta")
     layer.weight, layer.bias = network.embedding.weight, network.output_bias

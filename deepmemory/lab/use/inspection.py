@@ -1,4 +1,4 @@
-"""A look inside a trained model: its size, the paper's gradient condition, gates, and gradients through time."""
+"""Inspection of a trained model: its size, the paper's gradient condition, gates, and gradients through time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Inspection:
 
 
 def inspect(model: TrainedModel, size: int = SEQUENCES) -> Inspection:
-    """Measure a model on up to ``size`` validation sequences of its task, or on the examples it has in their place."""
+    """Measure a model on up to ``size`` validation sequences of its task, or on the examples that it has instead."""
     network, setting = model.network, model.setting
     weights = {name: sum(p.numel() for p in part.parameters()) for name, part in network.named_children()}
     inputs, batch = one_batch(network, model.task, setting, random_streams.VALIDATION, model.seed, size)
@@ -69,7 +69,7 @@ def inspect(model: TrainedModel, size: int = SEQUENCES) -> Inspection:
 def one_batch(
     network: nn.Module, task: Task, setting: Setting, split: int, seed: int, size: int
 ) -> tuple[tuple[Any, ...], Batch]:
-    """The first sequences of a split, at most ``size`` where the task leaves it open, for one run's network."""
+    """The first sequences of a split, at most ``size`` if the task does not set the number, for one run's network."""
     weight = next(network.parameters())
     feed = task.feed(split, setting, torch.tensor([seed], device=weight.device), size, weight.dtype)
     batch = feed.batch(0, feed.plan(0)[0])
@@ -111,7 +111,7 @@ def ends(part: StateFlow) -> tuple[float, float]:
 
 
 def log_ratio(first: float, last: float) -> float:
-    """log10 of first / last; below 0 where the gradient fades on its way back."""
+    """log10 of first / last; below 0 if the gradient fades on its way back."""
     if not (first >= 0 and last >= 0) or first == last == 0:
         return math.nan
     if first == 0 or last == 0:
@@ -291,7 +291,7 @@ def draw_gates(found: Inspection) -> Any:
 
 
 def draw_eigenvalues(found: Inspection) -> Any:
-    """The eigenvalues of both products in the complex plane, with the circles that the condition asks for."""
+    """The eigenvalues of both products in the complex plane, with the limits of the condition as circles."""
     layers = [(f"{name}.{layer.layer}", layer) for name, condition in found.conditions.items() for layer in condition]
     figure, axes = panels([title for title, _ in layers], 4.4, 4.4)
     angle = torch.linspace(0, 2 * math.pi, 200)

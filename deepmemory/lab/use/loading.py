@@ -19,7 +19,7 @@ from deepmemory.lab.tasks import NatLang, PolyMusic, Task, Translation, data_of,
 from deepmemory.lab.training.network import weight_shapes
 from deepmemory.lab.use.released import SHIPPED, SHIPPED_TASKS, open_released, shipped
 
-DECODABLE = {Translation: "translation", NatLang: "natlang", PolyMusic: "polymusic"}  # tasks whose models say something
+DECODABLE = {Translation: "translation", NatLang: "natlang", PolyMusic: "polymusic"}  # tasks with something to decode
 Kind = TypeVar("Kind")
 
 
@@ -31,18 +31,18 @@ class TrainedModel:
     setting: Setting
     seed: int  # of the run
     task: Task
-    has_data: bool = True  # False where the task has a few examples in the place of its data
+    has_data: bool = True  # False if the task has a few examples instead of its data
 
 
 @dataclass(frozen=True)
 class ModelSummary:
-    """One line of the list of trained models: a study whose checkpoints are there."""
+    """One line of the list of trained models: a study that has checkpoints."""
 
     task: str
     cell: str
     hidden: tuple[int, ...]  # state size of each layer
     depth: int  # linear layers between one state and the next
-    weights: int | None  # of one network; None where the checkpoint cannot be read
+    weights: int | None  # of one network; None if the checkpoint cannot be read
     runs: int
     scores: dict[str, float]  # validation loss and metrics of the best run, at its best epoch
     path: Path  # what load_model takes
@@ -89,7 +89,7 @@ def summary(study: Study, folder: Path) -> ModelSummary:
 
 
 def count_weights(checkpoint: Path) -> int | None:
-    """The weights of one run's network, from the header of a checkpoint alone."""
+    """Number of weights of one run's network, from the header of a checkpoint."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -112,8 +112,7 @@ def newest_checkpoints(out: Path, *tasks: str) -> list[Path]:
 def choose_checkpoint(named: Path | None, out: Path, *tasks: str) -> Path:
     """The checkpoint that the user named, else the newest under ``out``, else the network that comes with the package.
 
-    Where tasks are given, only networks of these are considered. The name of a task, in the place of a checkpoint's,
-    is one.
+    If tasks are given, only networks of these are considered. Instead of a checkpoint, the user may name a task.
     """
     if named is not None and str(named) in TASKS and not named.exists():
         if tasks and str(named) not in tasks:
@@ -135,7 +134,7 @@ def trained_checkpoint(named: Path | None, out: Path, *tasks: str) -> Path:
 
 
 def training_commands(task: str, out: Path) -> list[str]:
-    """The commands that train a small model of a task, the data it needs included."""
+    """The commands that train a small model of a task, including those that fetch its data."""
     data = data_of(paper.setting(task, "dmu"))
     fetch = [f"dmu data fetch {data}"] if data else []
     return [*fetch, f"dmu train {task} --quick --out {shlex.quote(str(out))}"]
@@ -154,10 +153,10 @@ def load_model(
         checkpoint: ``OUT/checkpoints/STUDY/runs-*.safetensors``, or the study's folder for all its runs; or the file
             of a released network.
         run: Seed of the run; default: the run with the lowest validation loss.
-        data: Folder of local copies of the data, where the vocabulary of a text comes from; default
+        data: Folder of local copies of the data, from which the vocabulary of a text is read; default
             ``$DEEPMEMORY_DATA``.
         engine: Engine of the recurrent layers.
-        with_data: For a released network, which needs no data: whether its task should have the data all the same.
+        with_data: For a released network, which needs no data: whether to read the data nevertheless.
     """
     if is_release(Path(checkpoint)) or Path(checkpoint).parent == SHIPPED:
         return load_released(Path(checkpoint), run, data, engine, with_data)
@@ -167,7 +166,7 @@ def load_model(
 
 
 def load_released(path: Path, run: int | None, data: Path | str | None, engine: str, with_data: bool) -> TrainedModel:
-    """A released network, in float32; its task has examples in the place of the data, unless that is asked for."""
+    """A released network, in float32; its task has examples instead of the data unless ``with_data``."""
     folder = None if data is None else str(data)
     release, task = open_released(path, folder, with_data)
     if run not in (None, release.seed):
@@ -182,7 +181,7 @@ def best_run(checkpoint: Path, run: int | None = None) -> tuple[Path, int, dict[
     files = sorted(checkpoint.glob("*.safetensors")) if checkpoint.is_dir() else [checkpoint]
     if not files or not files[0].exists():
         raise FileNotFoundError(
-            f"no checkpoint at {checkpoint}; training leaves them in OUT/checkpoints/TASK-CELL-KEY/runs-*.safetensors"
+            f"no checkpoint at {checkpoint}; training writes them to OUT/checkpoints/TASK-CELL-KEY/runs-*.safetensors"
         )
     found: dict[int, tuple[float, Path]] = {}  # loss and file of each run with a finite loss
     diverged = []
@@ -209,8 +208,8 @@ def setting_of(path: Path) -> Setting:
     out, key = folder.parent.parent, folder.name.rpartition("-")[2]
     if not (out / "records.sqlite").exists():
         raise FileNotFoundError(
-            f"the settings of {path} are not known: they stand in OUT/records.sqlite, with the checkpoint in "
-            f"OUT/checkpoints/TASK-CELL-KEY, and {out / 'records.sqlite'} is not there; put both back"
+            f"the settings of {path} are not known: they are in OUT/records.sqlite, with the checkpoint in "
+            f"OUT/checkpoints/TASK-CELL-KEY, but {out / 'records.sqlite'} does not exist; put both back"
         )
     opened = Records(out)
     try:
@@ -218,14 +217,14 @@ def setting_of(path: Path) -> Setting:
     finally:
         opened.close()
     if study is None:
-        raise ValueError(f"{out / 'records.sqlite'} knows no study {key}, which {path} belongs to")
+        raise ValueError(f"{out / 'records.sqlite'} has no study {key}, which {path} belongs to")
     return study.setting
 
 
 def assemble(
     setting: Setting, task: Task, seed: int, weights: dict[str, Tensor], engine: str = "auto", path: Path | None = None
 ) -> TrainedModel:
-    """A network of the setting with these weights; raises where they do not fit it."""
+    """A network of the setting with these weights; raises if they do not fit it."""
     dtype = torch.float64 if setting.precision == "64-true" else torch.float32
     check_network(weights, weight_shapes(setting, task), dtype, path or "what was given")
     network = task.network(setting, engine).to(dtype)
@@ -234,7 +233,7 @@ def assemble(
 
 
 def expect_task(model: TrainedModel, kind: type[Kind]) -> Kind:
-    """The model's task; raises where it is another one."""
+    """The model's task; raises if it is another one."""
     if not isinstance(model.task, kind):
-        raise ValueError(f"expected a model of {DECODABLE[kind]}, this one was trained on {model.setting.task}")
+        raise ValueError(f"expected a model of {DECODABLE[kind]}, but this one was trained on {model.setting.task}")
     return model.task

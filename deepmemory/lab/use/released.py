@@ -1,4 +1,4 @@
-"""Released networks, used without the data they were trained on, and those that come with the package."""
+"""Use of released networks without the data they were trained on, and the networks that come with the package."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def shipped(*tasks: str) -> Path | None:
 
 
 def vocabularies(task: Task) -> dict[str, tuple[str, ...]]:
-    """The vocabularies of a task, which a network cannot be used without."""
+    """The vocabularies of a task, without which a network cannot be used."""
     if isinstance(task, Translation):
         return {"foreign": task.pairs.foreign.words, "english": task.pairs.english.words}
     return {"text": task.words} if isinstance(task, NatLang) else {}
 
 
 def task_without_data(release: Release) -> Task:
-    """The task of a released network, with examples in the place of its data."""
+    """The task of a released network, with examples instead of its data."""
     setting, words = release.setting, release.words
     if data_of(setting) is None:
         return task_of(setting)
@@ -55,7 +55,7 @@ def task_with_data(release: Release, data: str | None) -> Task:
 
 
 def open_released(path: Path, data: str | None = None, with_data: bool = False) -> tuple[Release, Task]:
-    """A released network and its task; with examples in the place of the data, unless that is asked for."""
+    """A released network and its task, which has examples instead of its data unless ``with_data``."""
     release = load_release(path)
     try:
         task = task_without_data(release)

@@ -37,7 +37,7 @@ def make_release(
         **versions(),
     }
     release = Release(halves, setting, seed, vocabularies(trainer.task), made)
-    task_without_data(release)  # raises where there is none
+    task_without_data(release)  # raises if there is none
     save_release(to, release)
     return made
 

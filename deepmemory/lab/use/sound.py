@@ -94,13 +94,13 @@ def roll_of(raw: bytes, per_beat: int = EIGHTHS) -> Tensor:
     try:
         return parse_midi(raw, per_beat)
     except (IndexError, struct.error):
-        raise DataError("the MIDI file ends in the middle of something") from None
+        raise DataError("the MIDI file ends too early") from None
 
 
 def parse_midi(raw: bytes, per_beat: int) -> Tensor:
     """The same as :func:`roll_of`, but a file that ends too early raises IndexError or struct.error."""
     if len(raw) > LARGEST:
-        raise DataError(f"the MIDI file has more than the {LARGEST} bytes that are read")
+        raise DataError(f"the MIDI file has more than the limit of {LARGEST} bytes")
     if raw[:4] != b"MThd":
         raise DataError(f"not a MIDI file: it starts with {raw[:4].hex(' ') or 'nothing'}")
     size, kind, tracks, division = struct.unpack_from(">IHHH", raw, 4)
@@ -125,7 +125,7 @@ def parse_midi(raw: bytes, per_beat: int) -> Tensor:
     if not notes:
         raise DataError("the MIDI file has no notes of a piano")
     keys, starts, ends = torch.tensor(notes).unbind(1)
-    change = torch.zeros(frames + 1, KEYS, dtype=torch.int64)  # notes that begin less notes that end
+    change = torch.zeros(frames + 1, KEYS, dtype=torch.int64)  # notes that begin minus notes that end
     change.index_put_((starts, keys), torch.tensor(1), accumulate=True)
     change.index_put_((ends.clamp(min=starts + 1), keys), torch.tensor(-1), accumulate=True)
     return (change.cumsum(0)[:-1] > 0).to(torch.uint8)
@@ -148,7 +148,7 @@ def spans_of(track: bytes) -> Iterator[Note]:
 
     while at < len(track):
         now += number()
-        if track[at] >= 0x80:  # else the status of the message before holds
+        if track[at] >= 0x80:  # otherwise the status of the previous message holds
             status, at = track[at], at + 1
         if status in (0xFF, 0xF0, 0xF7):
             at += status == 0xFF

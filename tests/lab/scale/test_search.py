@@ -394,7 +394,7 @@ def test_a_worker_that_was_taken_for_dead_goes_on_with_the_next_trial(search, mo
     monkeypatch.setattr(loop, "finish_epoch", finish)
     study = search(parse_space("lr=0.01|0.02"), sampler="grid")
     assert sorted(params["lr"] for params, _ in drawn(study)) == ["0.01", "0.02"]
-    assert "trial 0 gave no sign of life" in capsys.readouterr().out
+    assert "trial 0 sent no heartbeat" in capsys.readouterr().out
 
 
 @pytest.fixture

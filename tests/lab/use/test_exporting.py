@@ -303,7 +303,7 @@ def test_c_by_the_command(trained, translator, tmp_path, monkeypatch):
     path = tmp_path / "small.c"
     invoke("export", trained["noisy-sequence-lstm"], "--format", "c", "--weights", "int8", "--to", path)
     assert "void noisy_sequence_step(" in path.read_text()
-    with pytest.raises(ValueError, match="weights in int8 are for the format c"):
+    with pytest.raises(ValueError, match="weights in int8 are only for the format c"):
         invoke("export", trained["adding-dmu"], "--weights", "int8", "--to", tmp_path / "m.onnx")
     monkeypatch.setattr(loading, "task_of", lambda *_: spanish())
     with pytest.raises(ValueError, match="a translator cannot be written as C"):

@@ -74,10 +74,10 @@ def test_what_is_missing_is_named(adding, tmp_path):
     alone = tmp_path / "out" / "checkpoints" / adding.parent.name / adding.name
     alone.parent.mkdir(parents=True)
     shutil.copy(adding, alone)
-    with pytest.raises(FileNotFoundError, match=r"settings of .* are not known.*records.sqlite is not there"):
+    with pytest.raises(FileNotFoundError, match=r"settings of .* are not known.*records.sqlite does not exist"):
         load_model(alone)
     train(tmp_path / "out", small(hidden=(3,)))  # records, but of another study
-    with pytest.raises(ValueError, match="knows no study"):
+    with pytest.raises(ValueError, match="has no study"):
         load_model(alone)
 
 

@@ -85,7 +85,7 @@ def test_midi_files_of_others():
     [
         (b"", "not a MIDI file: it starts with nothing"),
         (b"RIFF", "not a MIDI file"),
-        (midi(roll([1]))[:20], "ends in the middle"),
+        (midi(roll([1]))[:20], "ends too early"),
         (midi(roll([]), 2), "no notes of a piano"),
         (b"MThd" + struct.pack(">IHHH", 6, 2, 1, 96), "type 0 or 1"),
         (b"MThd" + struct.pack(">IHHH", 6, 0, 1, 96) + chunk("00 90 15 40", "ff ff ff 7f 80 15 00"), "frames; up to"),

@@ -1,4 +1,4 @@
-"""What a search found: a line for each trial, a table, a figure and a page."""
+"""The results of a search: a line for each trial, a table, a figure and a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import optuna
     from optuna.trial import FrozenTrial
 
-MOST_PANELS = 20  # of a figure, which shows no more of the settings searched than that
+MOST_PANELS = 20  # of a figure: it shows at most this many of the searched settings
 
 
 def describe(trial: FrozenTrial, study: optuna.Study) -> str:
@@ -53,7 +53,7 @@ def table(study: optuna.Study) -> list[dict[str, Any]]:
         {
             "trial": trial.number,
             "state": "cut short" if trial.state == TrialState.PRUNED else "complete",
-            "loss": loss_of(trial) if math.isfinite(loss_of(trial)) else None,  # JSON knows no inf
+            "loss": loss_of(trial) if math.isfinite(loss_of(trial)) else None,  # JSON has no inf
             "epochs": trial.last_step or 0,
             **trial.params,
         }
@@ -100,7 +100,7 @@ def draw(study: optuna.Study) -> Any:
 
 
 def as_number(value: Any) -> float | str:
-    """A choice, which is text, as a number where it is one, so that it is drawn as a number."""
+    """A choice, which is text, as a number if it is one, so that it is drawn as a number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -136,5 +136,5 @@ def write_page(studies: Sequence[optuna.Study], folder: Path) -> Path:
 
 
 def cell(title: str, row: dict[str, Any]) -> str:
-    """What a row of the table says in one of its columns."""
+    """The text of a row in one column of the table."""
     return short(row.get(title, ""))

@@ -38,8 +38,8 @@ from deepmemory.lab.writing import without_links
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
-TRIALS = 50  # where neither the user nor a grid says how many
-POLL = 2.0  # seconds between two looks at what other workers do
+TRIALS = 50  # if neither the user nor a grid says how many
+POLL = 2.0  # seconds between two checks of the other workers' trials
 
 
 def run_search(
@@ -67,7 +67,7 @@ def run_search(
     points = grid_points(space) if sampler == "grid" else []
     total = min(trials or len(points), len(points)) if points else trials or TRIALS
     for params in (points or [{name: v[0] for name, v in space.items() if isinstance(v, tuple)}])[:100]:
-        change(base, params)  # a setting that cannot be trained is refused before any is
+        change(base, params)  # refuses a setting that cannot be trained before any is trained
     with storages.named_failures():
         study = open_search(
             base,
@@ -110,10 +110,10 @@ def work(
             return train_trial(trial, setting, seeds=seeds, folder=folder, machine=machine, display=display)
         except (optuna.TrialPruned, optuna.exceptions.UpdateFinishedTrialError):
             raise
-        except RuntimeError as error:  # this trial's own: too large for the GPU, say
+        except RuntimeError as error:  # of this trial only: too large for the GPU, for example
             display.say(f"trial {trial.number} failed ({error}); a trial gets {ATTEMPTS} attempts")
             raise
-        except BaseException:  # Ctrl-C, a full disk: the whole command ends, and the trial is not to blame
+        except BaseException:  # Ctrl-C, a full disk: the command ends, and the trial has not failed
             with suppress(optuna.exceptions.UpdateFinishedTrialError):
                 trial.set_user_attr("stopped", True)
             raise
@@ -125,7 +125,7 @@ def work(
     while True:
         with storages.experimental():
             optuna.storages.fail_stale_trials(study)
-        known = study.get_trials(deepcopy=False)  # looked at once: other workers take and end trials meanwhile
+        known = study.get_trials(deepcopy=False)  # read only once: other workers take and end trials meanwhile
         states = {trial.state for trial in known}
         counts = count_trials(known)
         absent = absent_points(known, points[:total])
@@ -140,7 +140,7 @@ def work(
                 if not taken_over(study, current):
                     raise
                 display.say(
-                    f"trial {current} gave no sign of life for {storages.SILENCE} s; another worker has taken it over"
+                    f"trial {current} sent no heartbeat for {storages.SILENCE} s; another worker has taken it over"
                 )
         elif TrialState.RUNNING in states:
             if not waited:
@@ -152,7 +152,7 @@ def work(
 
 
 class Surplus(Exception):
-    """A trial that another worker trains as well; it is dropped."""
+    """Another worker trains the same trial; this one is dropped."""
 
 
 def train_trial(
@@ -160,8 +160,8 @@ def train_trial(
 ) -> float:
     """Train a trial and report its loss to Optuna after every epoch; Optuna may stop it early.
 
-    The loss is the median over the runs that have begun. Of large networks, which train one after another, the first
-    run reports alone: later ones report no epoch again.
+    The loss is the median over the runs that have begun. Every epoch is reported once: by the first run to get there,
+    if large networks train one after another.
     """
     best: dict[int, float] = {}
     reported = 0

@@ -54,7 +54,7 @@ def make_sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def make_tpe(seed: int) -> optuna.samplers.BaseSampler:
-    """TPE that counts unfinished trials as bad ones, so that workers do not repeat one another's."""
+    """TPE that counts unfinished trials as bad ones, so that workers do not repeat each other's trials."""
     with experimental():
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 

@@ -17,8 +17,8 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 from deepmemory.lab.records import MALFORMED, check_tables
 from deepmemory.lab.writing import without_links
 
-HEARTBEAT = 10  # seconds between a worker's signs of life
-SILENCE = 60  # seconds without one until a worker counts as dead
+HEARTBEAT = 10  # seconds between a worker's heartbeats
+SILENCE = 60  # seconds without a heartbeat until a worker counts as dead
 
 
 def default_storage(out: Path | str) -> str:
@@ -45,7 +45,7 @@ def open_storage(url: str) -> optuna.storages.RDBStorage:
                 f"--storage {without_password(url)} cannot be used ({error}); expected "
                 "postgresql://USER:PASSWORD@HOST/NAME or sqlite:///FILE, and pip install 'deepmemory[search]'"
             ) from None
-        except SQLAlchemyError as error:  # another worker is creating the tables, or the server does not answer
+        except SQLAlchemyError as error:  # another worker is creating the tables, or the server does not respond
             if attempt == 4:
                 raise ValueError(f"{without_password(url)} cannot be opened: {str(error).splitlines()[0]}") from None
             time.sleep(0.2 * 2**attempt)
@@ -90,7 +90,7 @@ def searches_in(storage: str) -> list[optuna.Study]:
 
 @contextmanager
 def named_failures() -> Iterator[None]:
-    """Turn an error that comes from the storage into one line that says so."""
+    """Turn an error of the storage into one line that says so."""
     try:
         yield
     except Exception as error:
@@ -102,7 +102,7 @@ def named_failures() -> Iterator[None]:
 
 
 def storage_failure(error: BaseException | None) -> str | None:
-    """The database's own message where it caused an error, also where Optuna raised another one because of it."""
+    """The database's own message if it caused an error, also if Optuna raised another one because of it; else None."""
     while error is not None and not isinstance(error, (optuna.exceptions.StorageInternalError, SQLAlchemyError)):
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None if error is None else str(error).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Which trials count, which are tried again and which are surplus, where several workers share a search."""
+"""Which trials count, which are tried again and which are surplus, if several workers share a search."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def first_attempt(trial: FrozenTrial) -> int:
 
 
 def point_of(trial: FrozenTrial) -> int | None:
-    """The grid point of a trial, by its place in the grid; None where there is no grid."""
+    """The grid point of a trial, by its place in the grid; None if there is no grid."""
     return trial.user_attrs.get("point")
 
 
 def work_of(trial: FrozenTrial) -> tuple[str, int]:
-    """What a trial trains: its grid point, or its first attempt. Of several trials with the same work one is enough."""
+    """What a trial trains: its grid point, or its first attempt. Among trials with the same work, one is enough."""
     point = point_of(trial)
     return ("trial", first_attempt(trial)) if point is None else ("point", point)
 
@@ -38,13 +38,13 @@ def is_real(trial: FrozenTrial) -> bool:
 class TrialCounts(NamedTuple):
     """How many trials a search has, by state."""
 
-    counted: int  # trials that count towards the total, those given up included
+    counted: int  # trials that count towards the total, including those given up
     to_retry: list[FrozenTrial]
     given_up: list[FrozenTrial]
 
 
 def count_trials(trials: Sequence[FrozenTrial]) -> TrialCounts:
-    """Count trials, several attempts at one as one."""
+    """Count trials; several attempts at the same trial count once."""
     attempts: dict[tuple[str, int], list[FrozenTrial]] = {}
     for trial in trials:
         if is_real(trial):
@@ -66,9 +66,9 @@ def is_surplus(trials: Sequence[FrozenTrial], number: int, total: int, grid: boo
     before = [trial for trial in trials if trial.number < number and is_real(trial)]
     if any(work_of(trial) == work_of(own) for trial in before if trial.state != TrialState.FAIL):
         return True
-    if "retries" in own.user_attrs:  # a trial that was started is finished
+    if "retries" in own.user_attrs:  # a trial that was started has to be finished
         return False
-    if grid:  # without a point where another worker took the last one from the queue
+    if grid:  # it has no point if another worker took the last one from the queue
         point = point_of(own)
         return point is None or point >= total
     counts = count_trials(before)
@@ -82,7 +82,7 @@ def taken_over(study: optuna.Study, number: int) -> bool:
 
 
 def absent_points(trials: Sequence[FrozenTrial], points: Sequence[dict[str, str]]) -> list[int]:
-    """The grid points that no trial stands for."""
+    """The grid points without a trial."""
     there = {point_of(trial) for trial in trials if is_real(trial)}
     return [point for point in range(len(points)) if point not in there]
 

@@ -1,1 +1,1 @@
-"""The page of ``dmu play``: a server for this machine alone, and one page that needs nothing from elsewhere."""
+"""The page of ``dmu play``: a server for this machine only, and one page that loads nothing from elsewhere."""

@@ -24,7 +24,7 @@ class ModelSlot:
 def find_model(task: str, named: Path | None, out: Path, data: Path | None) -> ModelSlot:
     """The named model, which must exist and be of this task; without one, the newest under ``out`` that loads.
 
-    Where nothing was trained, it is the model that comes with the package.
+    If nothing was trained, it is the model that comes with the package.
     """
     if named is not None:
         model = load_model(named, data=data)

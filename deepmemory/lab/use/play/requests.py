@@ -1,4 +1,4 @@
-"""What the page may ask for: JSON, checked field by field before anything is done with it."""
+"""The requests of the page: JSON, checked field by field before it is used."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from deepmemory.lab.settings import Setting
 from deepmemory.lab.tasks import task_of
 from deepmemory.lab.training.network import weight_count
 
-STEPS, VALIDATION = 50, 200  # short epochs, so that the curves move often
+STEPS, VALIDATION = 50, 200  # short epochs, so that the curves are updated often
 LONGEST_TEXT = 300  # characters of a sentence
 
 
 class RequestError(Exception):
-    """A request that is refused: the HTTP status, and in one sentence what is wrong."""
+    """A request is refused; has the HTTP status, and one sentence that says what is wrong."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -26,7 +26,7 @@ class RequestError(Exception):
 
 
 class Bounds(NamedTuple):
-    """Smallest and largest value of a number, and its default on the page; whole numbers where the default is one."""
+    """Smallest and largest value of a number, and its default on the page; whole numbers if the default is one."""
 
     low: float
     high: float
@@ -58,7 +58,7 @@ class CellRequest(NamedTuple):
 
     hidden: int
     lr: float
-    start: float  # bias of the gate that keeps the state, at the start: a fresh cell keeps sigmoid(start) of its state
+    start: float  # initial bias of the gate that keeps the state: a new cell keeps sigmoid(start) of its state
 
 
 # What the page starts with: about 100 weights each. The paper starts the DMU at 3 and leaves the GRU at 0.
@@ -66,9 +66,9 @@ CELLS = {"dmu": CellRequest(5, 0.02, 3.0), "gru": CellRequest(4, 0.05, 0.0), "ls
 
 
 def start_of(cell: str, bias: float) -> dict[str, Any]:
-    """The settings that make a fresh cell keep sigmoid(bias) of its state.
+    """The settings that make a new cell keep sigmoid(bias) of its state.
 
-    An LSTM adds its forget bias in both of its bias vectors, and writes as little as it keeps much.
+    An LSTM has the forget bias in both of its bias vectors, and writes the less the more it keeps.
     """
     return {
         "dmu": {"memory_bias": bias},
@@ -138,7 +138,7 @@ class MusicRequest:
 def read_json(raw: bytes) -> dict[str, Any]:
     """A JSON object, without NaN and Infinity."""
     try:
-        value = json.loads(raw, parse_constant=lambda name: reject(f"{name} is no number that can be used here"))
+        value = json.loads(raw, parse_constant=lambda name: reject(f"{name} is not a number that can be used here"))
     except (ValueError, RecursionError):
         reject("the body should be JSON in UTF-8")
     return as_object(value, "the body")
@@ -223,11 +223,11 @@ def whole(fields: dict[str, Any], name: str, what: str = "") -> int:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, cut to the length that an error message should have."""
+    """A value as JSON, shortened for an error message."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def reject(text: str) -> NoReturn:
-    """Refuse a request that is wrong in itself."""
+    """Refuse an invalid request."""
     raise RequestError(HTTPStatus.BAD_REQUEST, text)

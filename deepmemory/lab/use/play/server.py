@@ -1,4 +1,4 @@
-"""The server behind the page: this machine alone, one page, a few requests in JSON.
+"""The server of the page: for this machine only, with one page and a few requests in JSON.
 
 It listens on the loopback address. A page from another site, open in the same browser, could still reach it there, so
 the host name, the origin and the content type of every request are checked first.
@@ -82,12 +82,12 @@ class Server(ThreadingHTTPServer):
         self.trainer.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print errors as usual, except where the browser went away."""
+        """Print errors as usual, except if the browser has disconnected."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     def state(self) -> dict[str, Any]:
-        """What the page needs to set itself up: bounds, defaults, and which models there are."""
+        """What the page needs at the start: bounds, defaults, and which models there are."""
         return {
             "bounds": {name: bounds.for_page() for name, bounds in requests.BOUNDS.items()},
             "cells": {name: cell._asdict() for name, cell in requests.CELLS.items()},
@@ -174,12 +174,12 @@ class Server(ThreadingHTTPServer):
 
 
 def missing(slot: ModelSlot) -> dict[str, Any]:
-    """What the page shows where there is no model."""
+    """What the page shows if there is no model."""
     return {"ready": False, "problem": slot.problem, "commands": slot.commands}
 
 
 def open_in_browser(address: str) -> None:
-    """Open the page where there is a screen; without one, a text-mode browser would take over the terminal."""
+    """Open the page if there is a screen; without one, a text-mode browser would take over the terminal."""
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         return
     Thread(target=webbrowser.open, args=(address,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""The one training that the page shows, epoch by epoch, on a thread of its own."""
+"""The training that the page shows: one at a time, epoch by epoch, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from deepmemory.lab.use import inspection
 from deepmemory.lab.use.play.requests import TrainingRequest
 
 IDLE, RUNNING, FINISHED, STOPPED, FAILED = "idle", "running", "finished", "stopped", "failed"
-LONGEST_WAIT = 10.0  # seconds that a request for news is held until it is answered without any
+LONGEST_WAIT = 10.0  # seconds that a request for news waits; then it is answered without any
 IDLE_TIMEOUT = 30.0  # seconds without a request until the page counts as closed
 
 
 @dataclass
 class Training:
-    """One training: what was asked for, and its results so far."""
+    """One training: the request, and the results so far."""
 
     number: int  # counts the trainings of a server
     request: TrainingRequest | None = None
@@ -34,7 +34,7 @@ class Training:
     reason: str = ""  # why it stopped or failed
     epochs: list[dict[str, Any]] = field(default_factory=list)  # in the order in which they were trained
     gates: dict[str, Any] | None = None  # of the DMU, after its latest epoch
-    gates_version: int = 0  # the version in which the gates came
+    gates_version: int = 0  # the version in which the gates were set
     version: int = 0  # counts the changes to any of this
     stop: Event = field(default_factory=Event)
     thread: Thread | None = None
@@ -77,7 +77,7 @@ class BackgroundTrainer:
             self.training.thread.join()
 
     def news(self, number: int, version: int, epochs: int, wait: float = LONGEST_WAIT) -> dict[str, Any]:
-        """The state of the training and the epochs that the client lacks, as soon as something has changed.
+        """The state of the training and the epochs that the client does not have, as soon as something has changed.
 
         Args:
             number: The training that the client knows; it gets everything about a newer one.
@@ -104,7 +104,7 @@ class BackgroundTrainer:
             }
 
     def run(self, training: Training, before: Thread | None) -> None:
-        """The thread: one training, once the one before it has ended."""
+        """Run one training, in its thread, once the previous one has ended."""
         if before is not None:
             before.join()
         try:

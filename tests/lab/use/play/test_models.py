@@ -66,7 +66,7 @@ def test_the_newest_that_works_is_taken(tmp_path, monkeypatch):
     assert find_model("translation", None, tmp_path, None).model.setting == older
     with pytest.raises(ValueError, match="cannot be used as a checkpoint"):
         find_model("translation", second, tmp_path, None)
-    with pytest.raises(ValueError, match="expected a model of polymusic, this one was trained on translation"):
+    with pytest.raises(ValueError, match="expected a model of polymusic, but this one was trained on translation"):
         find_model("polymusic", first, tmp_path, None)
     first.unlink()
     assert "cannot be used as a checkpoint" in find_model("translation", None, tmp_path, None).problem

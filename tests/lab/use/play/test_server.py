@@ -78,7 +78,7 @@ class TestWhoMayAsk:
     [
         ("/start", b"{", "the body should be JSON in UTF-8"),
         ("/start", b"[" * 4000, "the body should be JSON in UTF-8"),
-        ("/start", b'{"a": NaN}', "NaN is no number that can be used here"),
+        ("/start", b'{"a": NaN}', "NaN is not a number that can be used here"),
         ("/start", [1], "the body should be a JSON object, got [1]"),
         ("/start", {}, "the body lacks cells, runs, length, epochs"),
         ("/start", TRAINING | {"out": "/etc"}, 'the body should have cells, runs, length, epochs, not "out"'),
