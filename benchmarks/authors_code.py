@@ -1,6 +1,6 @@
 """The paper's authors' code beside this project's records, epoch by epoch on the same files; readme.py fills the table.
 
-``results/authors_code.json`` holds what their code logged. It has no licence, so it was run outside of this repository.
+``results/authors_code.json`` holds what their code logged. It has no licence, so it was run outside this repository.
 """
 
 import json

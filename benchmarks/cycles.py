@@ -1,12 +1,12 @@
-"""How many cycles a step of the GPU engine takes by its machine code, for layers in single blocks; no GPU is needed.
+"""Cycles of a step of the GPU engine, estimated from its machine code, for layers in single blocks; needs no GPU.
 
 pip install nvidia-cuda-nvrtc==13.0.* nvidia-cuda-nvdisasm
 python benchmarks/cycles.py                       # results/cycles.json
 python benchmarks/cycles.py ptb-2 --layouts 4     # also other layouts, and shows what a step waits for
 
 A small layer's step is a chain of instructions that wait for one another, and the machine code says for what: how many
-cycles until the next instruction, and which loads have to be there. So the loop over the steps is run on paper, for the
-warps that share a scheduler. What memory takes is set below, as it is on an H200; other warps' use of shared memory is
+cycles until the next instruction, and which loads have to be complete. So the loop over the steps is simulated, for the
+warps that share a scheduler. The latencies of memory are set below, as on an H200; other warps' use of shared memory is
 not counted. The times of ``benchmarks/layouts.py`` are 0.6 to 0.85 ns for each cycle found here.
 """
 
@@ -39,8 +39,8 @@ DEEP = layouts.Case(Recurrence("dmu", "tanh"), 64, 64, (64,) * 4, 32, 100)
 MODES = ("float32", "bfloat16")
 HOPPER = nvrtc.Device((9, 0), 132, 232448, {2: 64, 3: 42, 4: 30, 5: 22, 6: 20, 7: 18, 8: 14, 16: 7})  # an H200
 SCHEDULERS = 4  # of a multiprocessor, among which a block's warps are divided
-BARRIER = 28  # cycles until a block's warps go on
-# Until a result is there; BARRIERS is the number of those that an instruction can wait for.
+BARRIER = 28  # cycles until a block's warps continue
+# Cycles until a result is there; BARRIERS is the number of barriers that an instruction can wait for.
 LATENCIES = {"LDS": 29, "LDS.128": 33, "SHFL": 25, "MUFU": 23, "LDG": 290, "LDC": 30, "STS": 12, "STG": 15, "HMMA": 33}
 OTHER_LATENCY, READ_LATENCY, BARRIERS = 25, 15, 6
 SHOWN = 15  # cycles of a wait that is worth showing
@@ -95,7 +95,7 @@ def decoded(listing: str, kernel: str) -> tuple[list[Instruction], dict[str, int
 def step_loop(code: Sequence[Instruction], labels: dict[str, int], layers: int = 1) -> Sequence[Instruction]:
     """The loop over the steps: the one with most block barriers, the longest of those.
 
-    A loop inside of it that has barriers is over so many ``layers``, which share their code.
+    An inner loop with barriers goes over ``layers`` layers, which share their code.
     """
     found = []
     for last, instruction in enumerate(code):
@@ -118,14 +118,14 @@ def before_the_steps(code: Sequence[Instruction]) -> int:
 
 @dataclass
 class Warp:
-    """Where a warp is."""
+    """The progress of a warp."""
 
     at: int = 0  # instruction of the loop
-    free: int = 0  # cycle from which on it may go on
-    ready: list[int] = field(default_factory=lambda: [0] * BARRIERS)  # when what these tell of is there,
-    why: list[str] = field(default_factory=lambda: [""] * BARRIERS)  # and what it is
+    free: int = 0  # cycle from which on it may continue
+    ready: list[int] = field(default_factory=lambda: [0] * BARRIERS)  # cycle at which each barrier is released,
+    why: list[str] = field(default_factory=lambda: [""] * BARRIERS)  # and the instruction that releases it
     waits_since: int | None = None  # at the block's barrier
-    rounds: list[int] = field(default_factory=list)  # when it had ended each
+    rounds: list[int] = field(default_factory=list)  # cycle at which each round ended
 
 
 class Wait(NamedTuple):
@@ -248,7 +248,7 @@ def main(names: Sequence[str], count: int, out: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "shapes", nargs="*", help="of dmu bench; default: some that lie in single blocks, kept in a file"
+        "shapes", nargs="*", help="of dmu bench; default: some that fit into single blocks, written to a file"
     )
     parser.add_argument("--layouts", type=int, default=1, help="of every shape and precision, the best ones first")
     parser.add_argument("--out", type=Path, default=RESULTS)

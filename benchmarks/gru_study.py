@@ -1,4 +1,4 @@
-"""DMU and GRU with the same start and over learning rates: tables for the docs, and the README's figure.
+"""DMU and GRU with the same initial bias and over learning rates: tables for the docs, and the README's figure.
 
 Reads the records of the paper's settings and those in docs/gru-study. docs/why-dmu.md has the commands that train them.
 
@@ -78,7 +78,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def start_table(studies: dict[str, Study]) -> str:
-    """Runs of 51 under each threshold, and the median epoch, for each way to start."""
+    """Runs of 51 under each threshold, and the median epoch, for each initial bias."""
     rows = []
     for name, (cell, changes) in STARTS.items():
         found = [studies[setting(task, cell, changes).key] for task in TASKS]

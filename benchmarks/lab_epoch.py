@@ -4,7 +4,7 @@
 
 One after another is measured on a few steps of a few runs and extrapolated; the result says so. No speed is
 printed unless the runs side by side have the losses of the same runs alone. Both ways are timed on one thread and on
-torch's own number of threads, and the better of the two counts.
+torch's own number of threads, and the shorter time counts.
 """
 
 import argparse
@@ -93,7 +93,7 @@ def main():
             seed = index % given.alone_runs
             if abs(loss - expected[seed]) > TOLERANCE * abs(expected[seed]):
                 raise SystemExit(
-                    f"seed {seed}: loss {loss} alone ({engine}), {expected[seed]} side by side; no speed told"
+                    f"seed {seed}: loss {loss} alone ({engine}), {expected[seed]} side by side; no speed shown"
                 )
         seconds = [seconds for seconds, _ in measured]
         settled = [seconds[i : i + given.alone_runs] for i in range(0, len(seconds), given.alone_runs)]

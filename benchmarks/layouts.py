@@ -1,12 +1,12 @@
-"""Whether the GPU engine's plan takes the fastest layout: times the ones that it thinks best, for many shapes.
+"""Checks whether the GPU engine's plan takes the fastest layout: times those with the best estimates, for many shapes.
 
 python benchmarks/layouts.py                          # results/layouts_h200.json: on a machine with an NVIDIA GPU
 python benchmarks/layouts.py deep-wide residual-5 --precision bfloat16 --layouts 12
 
 Shapes are those of ``dmu bench`` and the language models of ``dmu beyond depth --parts large``. Every layout is
-compiled, checked against the definition and timed as a CUDA graph, forward and backward sweep by themselves. The
-constants of ``plan.py`` and ``spread.py`` in ``deepmemory/ops/nvrtc`` are chosen so that what is fastest here is what
-the plan takes.
+compiled, checked against the definition and timed as a CUDA graph, forward and backward sweep separately. The
+constants of ``plan.py`` and ``spread.py`` in ``deepmemory/ops/nvrtc`` are chosen so that the plan takes the layout
+that is fastest here.
 """
 
 import argparse
@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 
 class Case(NamedTuple):
-    """A layer and what goes through it; hidden layers have tanh, which rounding does not move across a kink."""
+    """A layer and the size of its input; hidden layers have tanh, which has no kink that rounding could cross."""
 
     rec: Recurrence
     inputs: int
@@ -80,7 +80,7 @@ def cases() -> dict[str, Case]:
 
 
 def candidates(case: Case, mode: str, device: nvrtc.Device, count: int) -> list[Plan]:
-    """The layouts with the smallest estimates, the one that the plan takes first; no two that differ in rows alone."""
+    """The layouts with the smallest estimates, the one that the plan takes first; no two that differ only in rows."""
     steps, products = 1 if case.steps == 1 else MANY_STEPS, EXACT if mode == "float32" else LOW
     different: dict[tuple, Plan] = {}
     for layout in plans(case.shape(mode), products, 1, case.batch, *device[1:], steps):
@@ -90,14 +90,14 @@ def candidates(case: Case, mode: str, device: nvrtc.Device, count: int) -> list[
 
 
 def tensors(case: Case, mode: str, steps: int) -> tuple[Tensor, list[Tensor], list[Tensor], Sequences, Tensor]:
-    """x, states, weights, a mask where there is one, and a gradient of y."""
+    """x, states, weights, a mask if there is one, and a gradient of y."""
     generator = torch.Generator().manual_seed(0)
     value = torch.bfloat16 if mode == "bfloat16" else torch.float32
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator).to("cuda", value)
 
-    def matrix(*shape: int) -> Tensor:  # that the values' type can hold: rounding weights is not the sweep's
+    def matrix(*shape: int) -> Tensor:  # of values that the type can hold: rounding weights is no error of a sweep
         return (draw(*shape) * (WEIGHT_SCALE / shape[-1] ** 0.5)).to(value).float()
 
     rec, d = case.rec, case.hidden_size
@@ -140,7 +140,7 @@ def sweep_times(case: Case, mode: str) -> list[float]:
 def replayed(call: Any) -> float:
     """The median time of a recorded sweep, as a CUDA graph."""
     layer, given = call.args[1], call.args[3]
-    exchanged = given[len(layer.weights) + 1]  # the memory of teams, which is made anew for every sweep
+    exchanged = given[len(layer.weights) + 1]  # the memory of teams, which is allocated for every sweep
 
     def once() -> None:
         if exchanged is not None:
@@ -185,7 +185,7 @@ def compiled(job: tuple[dict[str, str], tuple[int, int]]) -> str | None:
 
 
 def measure(names: Sequence[str], modes: Sequence[str], count: int, seconds: float, out: Path) -> Iterator[Row]:
-    """All rows, each written as soon as it is there; what no time is left for is missing."""
+    """All rows, each written as soon as it is measured; those that no time is left for are missing."""
     begin, device, found = time.monotonic(), nvrtc._device(torch.cuda.current_device()), cases()
     jobs = [
         (name, mode, layout)

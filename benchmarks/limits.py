@@ -4,7 +4,8 @@ python benchmarks/limits.py        # results/limits_h200.json: on a machine with
 
 Small kernels (``limits.cu``, compiled by NVRTC) measure what the engine's steps are made of: a barrier, a layer of a
 step without its products, an exchange between multiprocessors, weights on their way from the L2 cache, products, a
-kernel in a CUDA graph. Exchanges and copies check what they receive; a time whose kernel found an error is refused.
+kernel in a CUDA graph. Exchanges and copies check what they receive; the time of a kernel that found an error is
+refused.
 ``floor`` adds up what the engine's layout needs of each.
 """
 
@@ -41,13 +42,13 @@ BEHIND = ("ptb-1", "ptb-2", "ptb-10", "rl-step", "odd", "deep-30", "deep-wide", 
 WARPS = (4, 8, 16)
 CLUSTERS = (2, 4, 8, 16)  # whose exchange of 16 bytes is measured, whatever the layouts are
 LAUNCHES = 7  # of which the median is taken
-ROUNDS, EXCHANGES = 2**14, 2**11  # of a kernel's loop: a launch shall take far longer than its own cost
+ROUNDS, EXCHANGES = 2**14, 2**11  # of a kernel's loop: enough to make the cost of the launch negligible
 COPIED = 2**24  # bytes that a block copies at least
 NODES = 1000  # kernels of a CUDA graph
-LINES, LINE = 2**15, 128  # that dependent loads go through, and its bytes
+LINES, LINE = 2**15, 128  # cache lines that dependent loads go through, and the bytes of one
 COPIED_AT_ONCE = 16 * 4096  # bytes: a slot of each of a block's warps
 COPY_SHARED = 16 * 2 * (8 + 4096)  # bytes: two slots of each warp, with a barrier
-DEFINES = ("-DVALUE=1", "-DWEIGHT=0", "-DPRODUCT=1")  # that numbers.cuh asks for; no kernel here depends on them
+DEFINES = ("-DVALUE=1", "-DWEIGHT=0", "-DPRODUCT=1")  # that numbers.cuh requires; no kernel here depends on them
 PARTS = {  # of a floor, as the table calls them
     "barriers": "barriers of a block",
     "exchanges": "exchanges between multiprocessors",
@@ -59,7 +60,7 @@ Row = dict[str, Any]
 
 
 class Exchange(NamedTuple):
-    """What the blocks of each of some clusters send one another."""
+    """What the blocks of a cluster send one another, for some clusters at once."""
 
     cluster: int
     number: str  # type of an element, in CUDA
@@ -82,7 +83,7 @@ class Copy(NamedTuple):
 
 
 def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
-    """The layout that the engine takes for a shape, and what its sweeps have to do, in numbers."""
+    """The layout that the engine takes for a shape, and the work of its sweeps, in numbers."""
     value = torch.bfloat16 if precision == "bfloat16" else torch.float32
     widths = (*shape.transition, shape.hidden_size)
     layer = KernelShape("dmu", "leaky_relu", shape.hidden_size, widths, value)
@@ -128,7 +129,7 @@ def exchanges_of(row: Row) -> list[Exchange]:
 
 
 def copy_of(row: Row) -> Copy:
-    """What a layout streams, or where all weights find room, what it brings to the chip when a sweep begins."""
+    """What a layout streams or, if all weights fit on the chip, what it loads when a sweep begins."""
     streamed = max(row["streamed_bytes"]) or row["weight_bytes"] / row["cluster"]
     size = max(1, round(streamed / COPIED_AT_ONCE)) * COPIED_AT_ONCE
     return Copy(row["cluster"], size, row["clusters"] * row["cluster"])
@@ -148,7 +149,7 @@ def exchange_kernel(exchange: Exchange, work: bool) -> str:
 
 
 def source(exchanges: list[Exchange]) -> str:
-    """The engine's exchange, the kernels, and those of each size of a cluster."""
+    """The source of all kernels: the engine's exchange, the general kernels, and those for each cluster size."""
     lines = [compiler.FOLDER_OF_SOURCES.joinpath("numbers.cuh").read_text(), (HERE / "limits.cu").read_text()]
     for one in {(e.cluster, e.number): e for e in exchanges}.values():
         for work in (False, True):
@@ -290,7 +291,7 @@ class Measuring:
         return {"us": self.kernels.microseconds(graph.replay) / NODES}
 
     def nodes(self, layer: str, shape: str, mode: str) -> Row:
-        """What forward and backward pass are in a CUDA graph.
+        """The nodes of forward and backward pass in a CUDA graph.
 
         Kernels of the engine, which would have to be compiled for each shape, are replaced by empty ones.
         """
@@ -344,7 +345,7 @@ def all_exchanges(cases: list[Row], device: nvrtc.Device) -> list[Exchange]:
 
 
 def measurements(measuring: Measuring, cases: list[Row]) -> Iterator[tuple[Row, Callable[[], Row]]]:
-    """What each row of the results is, and how to measure it; what could leave the GPU unusable comes last."""
+    """The settings of each row of the results, and how to measure it; what could leave the GPU unusable comes last."""
     device = measuring.device
 
     def row(what: str, call: Callable[..., Row], **settings: Any) -> tuple[Row, Callable[[], Row]]:
@@ -377,7 +378,7 @@ def measurements(measuring: Measuring, cases: list[Row]) -> Iterator[tuple[Row, 
 
 
 def find(rows: list[Row], **settings: Any) -> Row:
-    """The row that was measured with these settings; LookupError where there is none, or it failed."""
+    """The row that was measured with these settings; LookupError if there is none, or it failed."""
     for row in rows:
         if "failed" not in row and all(row.get(name) == value for name, value in settings.items()):
             return row
@@ -385,10 +386,10 @@ def find(rows: list[Row], **settings: Any) -> Row:
 
 
 def floor(one: Row, rows: list[Row], multiprocessors: int) -> dict[str, float]:
-    """Milliseconds that forward and backward pass take at least with this layout: the parts, and all of it.
+    """Least time in milliseconds of forward and backward pass with this layout: its parts, and the total.
 
-    Layers follow one another, and each waits, multiplies and waits again. Weights that find no room on the chip come
-    while it does so. What the sweeps find on the chip, what does not recur, and launches come before or after.
+    Layers follow one another, and each waits, multiplies and waits again. Weights that do not fit on the chip are
+    streamed meanwhile. Loading the weights that fit, products that do not recur, and launches come before or after.
     """
     steps = one["steps"] * one["waves"]
     hidden, gate = (find(rows, what="layer in a block", kind=k, warps=one["warps"])["us"] for k in ("hidden", "gate"))
@@ -421,7 +422,7 @@ def floor(one: Row, rows: list[Row], multiprocessors: int) -> dict[str, float]:
 
 
 def floors(result: Row) -> list[tuple[Row, dict[str, float] | None]]:
-    """The floor of each case, None where something that it needs could not be measured."""
+    """The floor of each case, None if something that it needs could not be measured."""
     found: list[tuple[Row, dict[str, float] | None]] = []
     for one in result["cases"]:
         try:
@@ -432,7 +433,7 @@ def floors(result: Row) -> list[tuple[Row, dict[str, float] | None]]:
 
 
 def summary(result: Row) -> Row:
-    """What the measurements come to: the chip's limits as cells of a table, and the parts of every floor."""
+    """The summary of the measurements: the chip's limits as cells of a table, and the parts of every floor."""
     found = [{"shape": one["shape"], "precision": one["precision"], "parts": parts} for one, parts in floors(result)]
     return {"limits": chip_rows(result["rows"]), "floors": found}
 

@@ -1,10 +1,10 @@
-"""Which learning rate after the swap? GRU and DMU of equal weights over optimisers, rates and five small programs.
+"""Which learning rate after replacing a GRU? GRU and DMU of equal weights, with several optimisers, in five programs.
 
     python benchmarks/rates.py [--optimisers Adam SGD] [--programs words adding] [--layers GRU "DMU, lr"] [--seeds 2]
 
 Each program is one that people write with ``nn.GRU``. All rates train side by side, from the same weights and on the
 same batches; the score is measured on other data, after the last step. Results go to results/rates.json after every
-study, and what is there already is not trained again. ``python benchmarks/readme.py`` makes the table of docs/faq.md.
+study, and finished studies are not trained again. ``python benchmarks/readme.py`` makes the table of docs/faq.md.
 """
 
 import argparse
@@ -49,7 +49,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer in the place of the program's GRU."""
+    """A layer that replaces the program's GRU."""
 
     kind: type
     memory_bias: float
@@ -88,7 +88,7 @@ STARTS = {
 
 
 class Network(nn.Module):
-    """Read, remember, answer: at every step, or after the last."""
+    """An input layer, the recurrent layer, and an output layer for every step or the last one."""
 
     def __init__(self, layer: nn.Module, size: int, read: nn.Module, answers: int, every_step: bool) -> None:
         super().__init__()
@@ -276,7 +276,7 @@ def rate_table(result: dict) -> str:
 
 
 def advice_table(result: dict) -> str:
-    """In how many programs a DMU is at least as good as the GRU at its best rate, if its own follows from that rate."""
+    """In how many programs a DMU with a rate derived from the GRU's best rate is at least as good as the GRU at it."""
     rows = []
     for optimiser in RATES:
         counts = []
@@ -292,7 +292,7 @@ def advice_table(result: dict) -> str:
 
 
 def start_table(result: dict) -> str:
-    """The best score of a DMU by its start, with Adam and the rule."""
+    """The best score of a DMU by its initial bias, with Adam and the rule."""
     rows = []
     for name, (title, measure) in TITLES.items():
         best = [min(scores_of(result, "Adam", name, layer).values()) for layer in STARTS.values()]

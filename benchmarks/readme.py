@@ -1,6 +1,6 @@
-"""Fills the tables of the README and the docs from what was measured and recorded: ``python benchmarks/readme.py``.
+"""Fills the tables of the README and the docs from measurements and records: ``python benchmarks/readme.py``.
 
-A table stands between two marks, ``<!-- its name -->`` and ``<!-- end -->``.
+Each table is between two marks, ``<!-- its name -->`` and ``<!-- end -->``.
 """
 
 import json
@@ -47,7 +47,7 @@ PAGES = (
 )
 RESULTS = {"CPU": "cpu.json", "H200": "h200.json"}
 LAYERS = {"`dm.DMU`": "dm.DMU", "`nn.GRU`": "nn.GRU, equal weights", "`nn.LSTM`": "nn.LSTM, equal weights"}
-FRONT = {  # shapes in the README's table, those where a GRU is faster at the end
+FRONT = {  # shapes in the README's table; those where a GRU is faster come last
     "CPU": ("adding",),
     "H200": ("large", "adding-51", "ptb-2", "deep-wide"),
 }
@@ -58,7 +58,7 @@ DEPTHS = ("ptb-1", "ptb-2", "ptb-5", "ptb-10")
 
 @cache
 def tables() -> dict[str, str]:
-    """By the mark they stand after: speeds, how close the reproduction comes to the paper, DMU against GRU."""
+    """The tables, by the mark before them: speeds, the reproduction beside the paper, DMU against GRU."""
     measured = {
         machine: json.loads((ROOT / "benchmarks" / "results" / file).read_text()) for machine, file in RESULTS.items()
     }
@@ -129,13 +129,13 @@ def perplexity_by_depth(size: str, kinds: Collection[str] = tuple(MODELS)) -> st
 
 
 def by_kind_and_depth(part: str) -> dict[tuple[str, int], Outcome]:
-    """The models of a part of the depth experiment; with no layer to add, a residual DMU is a plain one."""
+    """The models of a part of the depth experiment; up to depth 2, a residual DMU is a plain one."""
     found = {(one.kind, one.depth or 1): one for one in recorded("depth-study").outcomes if one.part == part}
     return found | {("residual", n): found["dmu", n] for n in (1, 2) if ("dmu", n) in found}
 
 
 def other_models() -> str:
-    """The README's words about small models without depth, and about large ones."""
+    """The README's sentences about small models without depth, and about large ones."""
     small, large, long = (
         {key: f"{perplexity(one.test().mean):.1f}" for key, one in by_kind_and_depth(part).items()}
         for part in depth.SIZES
@@ -184,7 +184,7 @@ def trials_at_large_size() -> str:
 
 
 def milliseconds(result: dict, shape: str, precision: str = "float32") -> tuple[dict, dict[str, float]]:
-    """A shape, and forward + backward for each layer, as a CUDA graph where there is a GPU; none where not measured."""
+    """A shape, and forward + backward for each layer, as a CUDA graph if there is a GPU; without those not measured."""
     way = "as_cuda_graph" if "gpu" in result["machine"] else "forward_backward"
     of_shape = [row for row in result["shapes"] if row["shape"]["name"] == shape]
     rows = [row for row in of_shape if row["precision"] == precision and way in row]
@@ -223,7 +223,7 @@ def depth_table(result: dict) -> str:
 
 
 def behind_table(result: dict) -> str:
-    """How many times as long as the faster of torch's layers a DMU takes, at shapes where it is slower."""
+    """The time of a DMU relative to the faster of torch's layers, at shapes where it is slower."""
     rows = []
     for name in dict.fromkeys(row["shape"]["name"] for row in result["shapes"]):
         ratios = []
@@ -236,7 +236,7 @@ def behind_table(result: dict) -> str:
 
 
 def floor_table(result: dict, chip: dict) -> str:
-    """Milliseconds of a DMU and of torch's layers, the least that a DMU could take, and what most of that is for."""
+    """Milliseconds of a DMU and of torch's layers, the least that a DMU could take, and the largest part of that."""
     rows = []
     for one in chip["floors"]:
         parts = dict(one["parts"] or {})
@@ -265,7 +265,7 @@ def cycle_table(result: dict) -> str:
 
 
 def with_tables(text: str) -> str:
-    """A page's text with each table between its two marks made anew."""
+    """A page's text with each table between its two marks replaced."""
     for name, table in tables().items():
         mark = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text = re.sub(mark, lambda found, table=table: f"{found[1]}{table.rstrip()}\n{found[2]}", text, flags=re.DOTALL)

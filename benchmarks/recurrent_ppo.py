@@ -2,7 +2,7 @@
 
 python benchmarks/recurrent_ppo.py   # results/recurrent_ppo.json
 
-With ``--threads 1`` the processor time counts, which holds on a busy machine, too; else the wall time does.
+With ``--threads 1``, processor time is measured, which is valid on a busy machine too; otherwise, wall time.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def measure(rounds: int, frames: int = FRAMES) -> dict[str, dict[str, list[float
 
 
 def ratios(result: dict) -> dict[str, float]:
-    """How many times as many frames per second as the first policy: the median over rounds."""
+    """Frames per second relative to the first policy: the median over rounds."""
     clock = result["clock"]
     first = result["rounds"][next(iter(POLICIES))][clock]
     return {

@@ -1,11 +1,11 @@
-"""What resets inside of a sequence cost: our layers with and without them, and the ways that others have.
+"""The cost of resets inside a sequence: our layers with and without them, and the ways of other programs.
 
 python benchmarks/resets.py                                # results/resets_cpu.json
 python benchmarks/resets.py --device cuda --out X.json     # the same on a GPU, in under a minute
 
 Forward and backward pass of 128 sequences of 128 steps with 256 units, 3 % of the steps being resets. All contestants
-take turns. On a CPU the processor time of one thread is measured, which holds on a busy machine, too. Each contestant
-must give the outputs and gradients of the split sequences.
+take turns. On a CPU the processor time of one thread is measured, which is valid on a busy machine too. Each contestant
+must return the outputs and gradients of the split sequences.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def ours(layer: nn.Module, x: Tensor, resets: Tensor) -> Tensor:
 
 
 def without(layer: nn.Module, x: Tensor, resets: Tensor) -> Tensor:
-    """One call, as if there were none."""
+    """One call that ignores the resets."""
     return layer(x)[0]
 
 
@@ -211,7 +211,7 @@ def summarise(rows: list[dict]) -> None:
 
 
 def entry(result: dict, name: str) -> list[str]:
-    """Milliseconds, as a CUDA graph where there is one, and the ratio to the same layer without resets."""
+    """Milliseconds, as a CUDA graph if there is one, and the ratio to the same layer without resets."""
     row = next((row for row in result["rows"] if row["contestant"] == name), {})
     key = "graph_ms" if "graph_ms" in row else "ms"
     if key not in row:
@@ -227,7 +227,7 @@ def quoted(name: str) -> str:
 
 
 def table(results: dict[str, dict]) -> str:
-    """Contestants down, machines across, for docs/use-cases.md."""
+    """One row per contestant, two columns per machine, for docs/use-cases.md."""
     names = list(dict.fromkeys(row["contestant"] for result in results.values() for row in result["rows"]))
     rows = [["", *(text for machine in results for text in (f"{machine}, ms", "against no resets"))]]
     rows.append(["---", *["---:"] * (len(rows[0]) - 1)])

@@ -35,14 +35,14 @@ SENSORS, SIZES, STEPS = 3, (16, 64), 2000
 LAYERS = {"dm.DMU": dm.DMU, "dm.RHN": dm.RHN, "dm.RNN": dm.RNN, "dm.GRU": dm.GRU, "dm.LSTM": dm.LSTM}
 KINDS = ("float32", "int8")
 CORTEX_M4 = ["-Os", "-mcpu=cortex-m4", "-mthumb", "-mfpu=fpv4-sp-d16", "-mfloat-abi=hard"]
-TRAINED = {  # what each is trained with
+TRAINED = {  # options of each training
     "adding": ["--epochs", "20"],
     "polymusic": ["--hidden", "64", "--epochs", "12", "--lr", "0.01", "--batch", "16"],
 }
 
 
 class Compiled:
-    """A model's C as a shared library on this machine."""
+    """A model's C file, compiled as a shared library for this machine."""
 
     def __init__(self, path: Path, prefix: str, outputs: int) -> None:
         library = path.with_suffix(".so")
@@ -74,7 +74,7 @@ def bytes_of(path: Path) -> int:
 
 
 def microseconds(path: Path, prefix: str) -> float:
-    """The median step of many, timed in C on this machine."""
+    """The median time of a step, measured in C on this machine."""
     main, program = path.with_name("main.c"), path.with_suffix("")
     main.write_text(
         f"""
@@ -188,7 +188,7 @@ def measure_task(task_name: str, options: list[str], folder: Path, data: Path) -
 
 
 def tables(result: dict) -> dict[str, str]:
-    """The tables of docs/deploy.md, by the mark they stand after."""
+    """The tables of docs/deploy.md, by the mark before them."""
     layers = [
         [
             f"`{row['layer']}`",
@@ -217,7 +217,7 @@ def tables(result: dict) -> dict[str, str]:
 
 
 def with_tables(text: str, result: dict) -> str:
-    """The page with each table between its marks made anew."""
+    """The page with each table between its marks replaced."""
     for name, table in tables(result).items():
         mark = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text = re.sub(mark, lambda found, table=table: f"{found[1]}{table.rstrip()}\n{found[2]}", text, flags=re.DOTALL)

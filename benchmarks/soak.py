@@ -42,7 +42,7 @@ class Silent(Studies):
 
 
 def reading(studies: int) -> dict[str, Any]:
-    """What this process holds now."""
+    """Memory, file handles and threads of this process now."""
     gc.collect()
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
@@ -77,7 +77,7 @@ def soak(studies: int, machine: Machine) -> list[dict[str, Any]]:
 
 
 def verdict(readings: list[dict[str, Any]]) -> dict[str, Any]:
-    """Medians of the first and the last quarter after the warm-up; they may differ in memory by a little alone."""
+    """Medians of the first and the last quarter after the warm-up; only memory may grow, by a little."""
     settled = [one for one in readings if one["studies"] >= WARM_UP]
     quarter = max(1, len(settled) // 4)
     names = ("resident_mib", "file_handles", "threads", "python_threads")

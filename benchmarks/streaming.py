@@ -18,7 +18,7 @@ STEPS, ROUNDS = 3000, 5
 
 
 def table(result: dict) -> str:
-    """Sizes across, ways down, for docs/deploy.md."""
+    """One column per size, one row per way, for docs/deploy.md."""
     times = result["microseconds"]
     rows = [["", *times], ["---", *("---:" for _ in times)]]
     rows += [[f"`{name}`", *(f"{times[size][name]:.0f}" for size in times)] for name in next(iter(times.values()))]
@@ -26,7 +26,7 @@ def table(result: dict) -> str:
 
 
 def with_table(text: str, result: dict) -> str:
-    """The page with the table between its marks made anew."""
+    """The page with the table between its marks replaced."""
     start, end = "<!-- latencies -->\n", "<!-- end -->"
     before, _, rest = text.partition(start)
     return before + start + table(result) + end + rest.partition(end)[2]

@@ -29,12 +29,12 @@ ROOT = Path(__file__).parent.parent
 RESULT = ROOT / "benchmarks" / "results" / "t_maze.json"
 FIGURE = ROOT / "docs" / "t-maze.svg"
 CORRIDOR, ROLLOUTS, SEEDS = 20, 60, 5
-LR = 0.01  # of all: no layer had its rate searched
+LR = 0.01  # of all layers; no rate was searched
 FRAMES = 128 * 32  # of a rollout
 DMU_SIZE = 32
 SOLVED = 0.9  # mean reward of the episodes that end in a rollout
 BIAS = 3.0
-STARTS = {  # name: layer, whether it starts out keeping its state, line
+STARTS = {  # name: layer, whether it keeps its state at first, line
     "DMU, `memory_bias=3`": ("DMU", True, "-"),
     "DMU, `memory_bias=0`": ("DMU", False, "--"),
     "GRU, update-gate bias 3": ("GRU", True, "-"),
@@ -54,7 +54,7 @@ def example():
 
 
 def keep_state(layer: nn.Module) -> None:
-    """Make a layer start out keeping its state."""
+    """Set a layer's initial bias so that it keeps its state at first."""
     size = layer.hidden_size
     with torch.no_grad():
         if isinstance(layer, dm.DMU):
@@ -73,7 +73,7 @@ def hidden_size(program, name: str) -> int:
 
 
 def train(job: tuple[str, int]) -> dict:
-    """One run: the mean reward of the episodes that ended in each rollout, None where none did."""
+    """One run: the mean reward of the episodes that ended in each rollout, None if none did."""
     torch.set_num_threads(1)
     start, seed = job
     name, keeps, _ = STARTS[start]
@@ -91,7 +91,7 @@ def train(job: tuple[str, int]) -> dict:
 
 
 def solved(run: dict) -> int | None:
-    """After how many frames a run had solved the maze."""
+    """The number of frames after which a run had solved the maze; None if it has not."""
     return next((FRAMES * (at + 1) for at, reward in enumerate(run["curve"]) if (reward or 0) >= SOLVED), None)
 
 

@@ -1,4 +1,4 @@
-"""What the networks that come with the package are worth, measured on the data they were trained on.
+"""Quality of the networks that come with the package, measured on the data they were trained on.
 
 python benchmarks/trained.py --data DATA writes benchmarks/results/trained.json and the tables of docs/trained.md: how
 composed music differs from real music, with the keys of a frame sampled together and each one alone; and the BLEU of
@@ -75,7 +75,7 @@ def measure_translation(path: Path, data: str | None, sentences: int) -> dict[st
 
 
 def networks_table() -> str:
-    """The networks and their scores, from the notes beside them."""
+    """The networks and their scores, from the JSON files beside them."""
     rows = [["network", "data", "bytes", "weights", "test loss in float32", "as shipped"], ["---"] * 2 + ["---:"] * 4]
     for task, (what, data) in NAMES.items():
         file = released.SHIPPED / f"{task}.safetensors"
@@ -108,7 +108,7 @@ def lines(rows: list[list[str]]) -> str:
 
 
 def with_tables(text: str, found: dict[str, dict]) -> str:
-    """The page with what stands between its marks made anew."""
+    """The page with the text between its marks replaced."""
     bleu = found["translation"]
     scores = f"{bleu['greedy']:.1f}, and {bleu['beam']:.1f} with a beam of 5"
     said = f"On {bleu['sentences']:,} test sentences its BLEU is {scores}.\n"

@@ -1,6 +1,6 @@
 """Fills the tables of docs/use-cases.md from the results: ``python benchmarks/use_cases.py``.
 
-A table stands between two marks, ``<!-- its name -->`` and ``<!-- end -->``.
+Each table is between two marks, ``<!-- its name -->`` and ``<!-- end -->``.
 """
 
 import json
@@ -17,13 +17,13 @@ MACHINES = {"resets_cpu": "one CPU thread", "resets_h200": "H200"}
 
 
 def read(*names: str) -> dict[str, dict]:
-    """Those of the results that have been measured, by name."""
+    """The results that have been measured, by name."""
     paths = {name: ROOT / "benchmarks" / "results" / f"{name}.json" for name in names}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 def tables() -> dict[str, str]:
-    """By the mark they stand after."""
+    """The tables, by the mark before them."""
     found = {}
     if costs := read(*MACHINES):
         found["resets"] = resets.table({MACHINES[name]: result for name, result in costs.items()})
@@ -32,7 +32,7 @@ def tables() -> dict[str, str]:
 
 
 def filled(page: str) -> str:
-    """A page with its tables made anew."""
+    """A page with its tables replaced."""
     for name, table in tables().items():
         mark = f"<!-- {name} -->\n"
         assert mark in page, name

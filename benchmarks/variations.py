@@ -6,7 +6,7 @@ Both are written here as a transition given as a module, which runs on the plain
 fused one. A long text is read a few times, and a short one many times, so that models overfit. With the same seed all
 start from the same weights and read the same words. Every model is trained at each of four rates with one seed, then
 with the other seeds at its best rate. The score is the validation perplexity at the end. Results go to
-results/variations.json after every training, and what is there already is not trained again. ``python
+results/variations.json after every training, and trainings that are already there are not repeated. ``python
 benchmarks/readme.py`` makes the table of docs/regularisation.md.
 """
 
@@ -39,7 +39,7 @@ TRANSITIONS = {"n = 2": 1, "n = 3, residual": 2}  # hidden layers
 
 @dataclass(frozen=True)
 class Reading:
-    """The training text and what is dropped around the layer."""
+    """The training text, its rates, and the dropout around the layer."""
 
     words: int
     epochs: int
@@ -56,7 +56,7 @@ READINGS = {
 
 @dataclass(frozen=True)
 class Variant:
-    """What is done inside of the recurrence."""
+    """The regularisation inside the recurrence."""
 
     recurrent_dropout: float = 0.0
     zoneout: float = 0.0  # probability that a unit keeps its state for a step
@@ -74,7 +74,7 @@ VARIANTS = {
 
 
 class Transition(nn.Module):
-    """The residual transition of a DMU, whose weights it takes over, with what a variant adds."""
+    """The residual transition of a DMU, with the DMU's weights and what a variant adds."""
 
     def __init__(self, layer: dm.DMU, variant: Variant) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Transition(nn.Module):
         return self.zoned_out(transformed) if self.zoneout else transformed
 
     def zoned_out(self, transformed: Tensor) -> Tensor:
-        """[z, candidate] with z such that a unit keeps its state; in evaluation, the average of that."""
+        """[z, candidate], where z makes some units keep their state; in evaluation, z keeps the average share."""
         z, candidate = transformed.chunk(2, -1)
         if self.training:
             z = z.masked_fill(torch.rand_like(z) < self.zoneout, math.inf)
@@ -105,7 +105,7 @@ class Transition(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Logits of the next word at every step, by the matrix that also embeds the words."""
+    """Logits of the next word at every step; embedding and output share a matrix."""
 
     def __init__(self, reading: Reading, hidden_layers: int, variant: Variant) -> None:
         super().__init__()
@@ -124,17 +124,17 @@ class LanguageModel(nn.Module):
         return F.linear(self.dropped(y, self.reading.output_dropout), self.embedding.weight, self.bias), state
 
     def dropped(self, x: Tensor, p: float) -> Tensor:
-        """Dropout whose mask is the same at all times."""
+        """Dropout with one mask for all time steps."""
         return x * F.dropout(torch.ones_like(x[0]), p, self.training)
 
 
 def streams(text: Tensor) -> Tensor:
-    """A text as as many columns as a batch has."""
+    """A text cut into ``BATCH`` columns, (T, BATCH)."""
     return text[: len(text) // BATCH * BATCH].view(BATCH, -1).T.contiguous()
 
 
 def loss_of(network: LanguageModel, text: Tensor, start: int, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Of the window that begins here, which goes on from the state of the one before."""
+    """The loss of the window from ``start`` on, which continues from the last window's state; and the new state."""
     window = text[start : start + WINDOW + 1]
     logits, state = network(window[:-1], state)
     return F.cross_entropy(logits.flatten(0, 1), window[1:].flatten()), state.detach()
@@ -175,7 +175,7 @@ def train(network: LanguageModel, rate: float, text: Tensor, valid: Tensor) -> d
 
 
 def best_rate(study: dict[str, dict[str, dict]]) -> str:
-    """By the first seed."""
+    """The best rate of a study, by the first seed."""
     return min(study, key=lambda rate: study[rate]["0"]["perplexity"])
 
 

@@ -1,4 +1,4 @@
-"""A DMU in Darts: forecast a wave whose beat is longer than what a forecast may see of it at once.
+"""A DMU in Darts: forecast a wave whose beat is longer than the input of a forecast.
 
     pip install "deepmemory[examples-darts]"
     python examples/darts_forecast.py

@@ -2,7 +2,7 @@
 
     python examples/lightning_module.py
 
-Trains with Lightning's Trainer where ``lightning`` is installed, and with Lightning Fabric otherwise.
+Trains with Lightning's Trainer if ``lightning`` is installed, and with Lightning Fabric otherwise.
 """
 
 import argparse
@@ -25,7 +25,7 @@ else:
 
 
 class Signals(Dataset[tuple[Tensor, Tensor]]):
-    """Noise around a level of each sequence's own, 20 to 40 steps long, and that level."""
+    """Noise of 20 to 40 steps around a level, which is different for each sequence, and that level."""
 
     def __len__(self) -> int:
         return 5000

@@ -1,4 +1,4 @@
-"""A policy with our layers for sb3-contrib's RecurrentPPO, trained on a pole that hides its velocities.
+"""A policy with our layers for sb3-contrib's RecurrentPPO, trained on CartPole with hidden velocities.
 
     pip install "deepmemory[examples-sb3]"
     python examples/recurrent_ppo.py
@@ -57,19 +57,19 @@ class Policy(RecurrentActorCriticPolicy):
     def _process_sequence(
         features: Tensor, lstm_states: State, episode_starts: Tensor, lstm: nn.Module
     ) -> tuple[Tensor, State]:
-        """All steps of all sequences in one call; the buffer lays them out one sequence behind the other."""
+        """All steps of all sequences in one call; the buffer has one sequence after the other."""
         h, c = lstm_states
         x = features.view(h.shape[1], -1, lstm.input_size)
         resets = episode_starts.view(x.shape[:2]) > 0
         if isinstance(lstm, dm.LSTM):
             output, (h, c) = lstm(x, (h, c), resets=resets)
         else:
-            output, h = lstm(x, h, resets=resets)  # the buffer stores a second state, which nobody reads
+            output, h = lstm(x, h, resets=resets)  # the buffer stores a second state, which is not used
         return output.flatten(0, 1), (h, c)
 
 
 def make_environment(seed: int = 0, count: int = 8) -> VecEnv:
-    """CartPole that hides its velocities, so that one observation does not tell where the pole is going."""
+    """CartPole that hides its velocities, so that one observation does not show where the pole is going."""
 
     def hide(environment: gym.Env) -> gym.Env:
         low, high = (bound[::2] for bound in (environment.observation_space.low, environment.observation_space.high))

@@ -29,7 +29,7 @@ class Corridors:
         self.position.zero_()
 
     def observe(self) -> dict[str, Tensor]:
-        """What the policy sees; ``is_init`` marks the first step of an episode."""
+        """The policy's observation; ``is_init`` marks the first step of an episode."""
         first, last = self.position == 0, self.position == CORRIDOR - 1
         return {"observation": torch.stack([self.sign * first, last.float()], -1), "is_init": first[:, None]}
 

@@ -3,7 +3,7 @@
     python examples/streaming.py
 
 Three sensors, one of which jumps now and then. A small DMU learns to predict the next measurement; its error shows the
-jumps while the stream runs. Then the time per step is compared with ``nn.GRUCell`` and, where it is installed, ONNX
+jumps while the stream runs. Then the time per step is compared with ``nn.GRUCell`` and, if it is installed, ONNX
 Runtime.
 """
 
@@ -26,7 +26,7 @@ Stepper = Callable[[Tensor], Tensor]  # takes the next measurement and keeps the
 
 
 def sensor_stream(seed: int, jumps: bool = True) -> Iterator[tuple[Tensor, bool]]:
-    """Measurements (1, 3) without end, and whether this one jumped."""
+    """An endless stream of measurements (1, 3), each with whether it jumped."""
     generator = torch.Generator().manual_seed(seed)
     phase = torch.rand(SENSORS, generator=generator) * 6.3
     for t in range(10**9):
@@ -144,7 +144,7 @@ def latencies(hidden_size: int = 64, steps: int = 2000) -> dict[str, float]:
             ways["dm.DMU in ONNX Runtime"] = onnx_step(dmu, Path(folder))
         times: dict[str, list[float]] = {name: [] for name in ways}
         first: dict[str, Tensor] = {}
-        for x in signal:  # in turns, so that a busy moment hits all ways alike
+        for x in signal:  # in turns, so that a busy moment slows all ways alike
             for name, advance in ways.items():
                 started = time.perf_counter()
                 h = advance(x)

@@ -1,9 +1,9 @@
-"""A maze that needs a memory, written with gymnasium, and PPO with episodes that begin inside of its sequences.
+"""A maze that requires memory, written with gymnasium, and PPO on sequences in which episodes begin.
 
     pip install "deepmemory[examples-gymnasium]"
     python examples/t_maze.py
 
-Many mazes run side by side, and a rollout goes on where the last one ended. ``resets=`` marks the steps at which an
+Many mazes run side by side, and a rollout continues where the last one ended. ``resets=`` marks the steps at which an
 episode begins, so that the layer reads a whole rollout in one call.
 """
 
@@ -25,10 +25,10 @@ EPOCHS, CLIP, DISCOUNT, TRACE = 4, 0.2, 0.99, 0.95  # of PPO
 
 
 class TMaze(gym.vector.VectorEnv):
-    """Corridors with a sign at the entrance; at the junction at the end the sign tells where to turn.
+    """Corridors with a sign at the entrance, which tells where to turn at the junction at the end.
 
     Observation: the sign (+1 or -1, at the entrance only), whether this is the junction, and noise.
-    Actions: go on, turn left, turn right. At the junction the right turn earns 1 and the wrong one -1, anywhere a bump
+    Actions: go on, turn left, turn right. At the junction the right turn earns 1 and the wrong one -1; anywhere, a bump
     into a wall costs 0.1. An episode ends with a turn at the junction, or after twice the steps it takes.
     """
 
@@ -95,7 +95,7 @@ def advantages(rewards: Tensor, values: Tensor, starts: Tensor) -> Tensor:
 
 
 def train(agent: Agent, rollouts: int, corridor: int = 20, lr: float = 0.01, seed: int = 0) -> Iterator[float]:
-    """Train with PPO; gives the mean reward of the episodes that ended in each rollout."""
+    """Train with PPO; yields the mean reward of the episodes that ended in each rollout."""
     torch.manual_seed(seed)
     mazes = TMaze(corridor=corridor)
     count = mazes.num_envs

@@ -1,9 +1,9 @@
-"""Our layers in TorchRL: a module that reads ``is_init``, trained on a pole that hides its velocities.
+"""Our layers in TorchRL: a module that reads ``is_init``, trained on CartPole with hidden velocities.
 
     pip install "deepmemory[examples-torchrl]"
     python examples/torchrl_module.py
 
-TorchRL's GRUModule splits and pads a batch where an episode begins inside a sequence. Here ``resets=`` marks the step.
+TorchRL's GRUModule splits and pads a batch if an episode begins inside a sequence. Here ``resets=`` marks the step.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import deepmemory as dm
 class RecurrentModule(TensorDictModuleBase):
     """One of our layers, with ``batch_first=True``, as a module of TorchRL.
 
-    Outside of ``set_recurrent_mode(True)`` a call is one step. Inside, the last dimension of the tensordict is time:
+    Outside ``set_recurrent_mode(True)``, a call is one step. Inside, the last dimension of the tensordict is time:
     the state comes from its first step, is zero where ``is_init``, and goes into its last step.
     """
 
@@ -65,7 +65,7 @@ class RecurrentModule(TensorDictModuleBase):
 
 
 class HideVelocities(ObservationTransform):
-    """Leaves position and angle, the first and the third number, of what CartPole observes."""
+    """Keeps only position and angle, the first and the third number of CartPole's observation."""
 
     def __init__(self) -> None:
         super().__init__(in_keys=["observation"], out_keys=["observation"])
@@ -77,7 +77,7 @@ class HideVelocities(ObservationTransform):
         return self._call(tensordict_reset)
 
     def transform_observation_spec(self, observation_spec):
-        """What the policy sees has two numbers."""
+        """The policy's observation has two numbers."""
         observation_spec["observation"] = Unbounded(shape=(*observation_spec["observation"].shape[:-1], 2))
         return observation_spec
 

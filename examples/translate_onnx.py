@@ -1,11 +1,11 @@
-"""Translate with an exported network: ONNX Runtime and NumPy alone, neither torch nor this library.
+"""Translate with an exported network, using only ONNX Runtime and NumPy: no torch, and not this library.
 
     dmu train translation --quick
     dmu export --to spanish.onnx
     python examples/translate_onnx.py spanish-encoder.onnx spanish-decoder.onnx "Estoy cansado."
 
-The encoder reads a sentence and gives a state; the decoder takes a word and a state and gives the likeliest next word
-and a state. The vocabularies are in the files' metadata.
+The encoder reads a sentence and returns a state; the decoder takes a word and a state and returns the logits of the
+next word and a state. The vocabularies are in the files' metadata.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def split_words(text: str) -> list[str]:
 
 
 def translate(encoder: ort.InferenceSession, decoder: ort.InferenceSession, text: str) -> str:
-    """The likeliest word at every step, until the sentence ends."""
+    """Greedy decoding: the most likely word at every step, until the sentence ends."""
     about = encoder.get_modelmeta().custom_metadata_map
     foreign, english = json.loads(about["foreign_words"]), json.loads(about["english_words"])
     start, end = int(about["start"]), int(about["end"])

@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-# What every macOS and every Windows since 10 has. Of Linux's libraries auditwheel has a list.
+# Libraries that every macOS, and every Windows since 10, has. For Linux, auditwheel has a list.
 SYSTEM_LIBRARIES = re.compile(
     r"/usr/lib/lib(System\.B|c\+\+\.1)\.dylib|KERNEL32\.dll|ntdll\.dll|api-ms-win-[\w-]+\.dll"
 )
 
 
 class Platform(NamedTuple):
-    """How a platform is called, and the oldest system that its wheel runs on."""
+    """The names of a platform, with the oldest system that its wheel runs on."""
 
     target: str  # Zig
     system: str  # CMake
@@ -45,7 +45,7 @@ PLATFORMS = {
 
 
 def run(*command: str | Path, **environment: str) -> None:
-    """Run a tool of this Python's environment; what it says is shown if it fails."""
+    """Run a tool of this Python's environment; its output is shown if it fails."""
     tools = Path(sys.executable).parent
     environment["PATH"] = os.pathsep.join([str(tools), os.environ["PATH"]])
     done = subprocess.run(
@@ -56,7 +56,7 @@ def run(*command: str | Path, **environment: str) -> None:
 
 
 def dynamic_libraries(library: bytes) -> list[str]:
-    """What a Mach-O or PE library for a 64-bit machine loads, by the names inside it."""
+    """Names of the libraries that a Mach-O or PE library for a 64-bit machine loads."""
     if library[:4] == b"\xcf\xfa\xed\xfe":
         return _mach_o_libraries(library)
     if library[:2] == b"MZ":
@@ -99,16 +99,16 @@ def _pe_libraries(data: bytes) -> list[str]:
 
 
 def check(name: str, library: bytes) -> None:
-    """End the program if a library needs more than its system has."""
+    """Exit if a library needs others than those of its system."""
     foreign = [needed for needed in dynamic_libraries(library) if not SYSTEM_LIBRARIES.fullmatch(needed)]
     if foreign:
         raise SystemExit(f"{name}: the CPU engine needs {', '.join(foreign)}")
 
 
 def name_musl(wheel: Path, processor: str) -> None:
-    """Call the C library inside of a wheel what Alpine calls it: auditwheel knows musl by that name.
+    """Change the C library's name inside a wheel to that of Alpine, by which auditwheel recognises musl.
 
-    musl's loader takes either name for itself.
+    musl's loader accepts both names.
     """
     with tempfile.TemporaryDirectory() as temporary:
         run("wheel", "unpack", "--dest", temporary, wheel)
@@ -128,7 +128,7 @@ def build(name: str, folder: Path, build_type: str = "Release") -> Path:
         "CMAKE_SYSTEM_NAME": platform.system,
         "CMAKE_SYSTEM_PROCESSOR": platform.processor,
     }
-    for kind in ("MODULE", "SHARED"):  # without debugging symbols; the host's `strip` knows its own format alone
+    for kind in ("MODULE", "SHARED"):  # without debugging symbols; the host's `strip` only knows its own format
         defines[f"CMAKE_{kind}_LINKER_FLAGS"] = "-s"
     settings = {f"cmake.define.{key}": value for key, value in defines.items()}
     settings |= {
@@ -162,7 +162,7 @@ def build(name: str, folder: Path, build_type: str = "Release") -> Path:
 
 
 def main() -> None:
-    """Build what is named on the command line."""
+    """Build the wheels that are named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("platforms", nargs="*", metavar="PLATFORM", help=f"of {', '.join(PLATFORMS)}; default: all")
     parser.add_argument("--to", type=Path, default=ROOT / "dist", help="folder for the wheels")
