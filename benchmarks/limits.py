@@ -52,6 +52,7 @@ DEFINES = ("-DVALUE=1", "-DWEIGHT=0", "-DPRODUCT=1")  # that numbers.cuh require
 PARTS = {  # of a floor, as the table calls them
     "barriers": "barriers of a block",
     "exchanges": "exchanges between multiprocessors",
+    "inputs": "inputs from the L2 cache",
     "weights": "weights from the L2 cache",
     "products": "products",
     "launches": "kernel launches",
@@ -99,6 +100,7 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
         for elements in (own, gates * own):
             sent[elements] = sent.get(elements, 0) + 1
     weights = sum(inputs * features * gates for inputs, features, gates in layer.layers())
+    received = sum(inputs + gates * features for inputs, features, gates in layer.layers()) * layout.rows * size
     of_x = shape.input_size * widths[0] * (2 if len(widths) == 1 else 1)
     rows = layout.rows if layout.product == FMA else -(-layout.rows // 8) * 8  # as the tensor cores take them
     return {
@@ -118,6 +120,7 @@ def case_of(shape: Shape, precision: str, device: nvrtc.Device) -> Row:
         "weight_bytes": 4 * weights,
         "streamed_bytes": [16 * sweep.streamed_quads for sweep in (layout.forward, layout.backward)],  # of a block
         # of a block, in one step, both sweeps
+        "received_bytes": received if layout.team else 0,  # through the L2 cache
         "sweep_products": 2 * rows * weights // cluster * (SPLIT_PRODUCTS if layout.product == SPLIT else 1),
         # W_x X, the gradients of x, of W_x and of all other weights
         "other_products": shape.steps * shape.batch * (3 * of_x + weights),
@@ -137,7 +140,7 @@ def copy_of(row: Row) -> Copy:
 
 def node_of(row: Row) -> dict[str, int]:
     """The kernel of a sweep in a CUDA graph."""
-    cluster = 1 if row.get("team") else row["cluster"]
+    cluster = 1 if row["team"] else row["cluster"]
     return {"cluster": cluster, "blocks": row["clusters"] * row["cluster"], "warps": row["warps"]}
 
 
@@ -388,15 +391,17 @@ def find(rows: list[Row], **settings: Any) -> Row:
 def floor(one: Row, rows: list[Row], multiprocessors: int) -> dict[str, float]:
     """Least time in milliseconds of forward and backward pass with this layout: its parts, and the total.
 
-    Layers follow one another, and each waits, multiplies and waits again. Weights that do not fit on the chip are
-    streamed meanwhile. Loading the weights that fit, products that do not recur, and launches come before or after.
+    Layers follow one another, and each waits, receives its inputs and multiplies. Weights that do not fit on the chip
+    are streamed meanwhile. Loading the weights that fit, products that do not recur, and launches come before or after.
     """
     steps = one["steps"] * one["waves"]
     hidden, gate = (find(rows, what="layer in a block", kind=k, warps=one["warps"])["us"] for k in ("hidden", "gate"))
     if one["cluster"] == 1:
         of_step = 2 * one["layers"] * hidden
-    elif one.get("team"):  # the words of all rows, which every block reads, not counted
-        of_step = 2 * one["layers"] * find(rows, what="exchange of all", apart=128)["us"]
+    elif one["team"]:  # an exchange ends with one of the two barriers of a layer
+        barrier = find(rows, what="barrier", warps=one["warps"])["us"]
+        exchange = find(rows, what="exchange of all", apart=128)["us"]
+        of_step = 2 * one["layers"] * (exchange + hidden - barrier)
     else:
         found = [find(rows, what="exchange", work=True, **sent._asdict())["us"] for sent in exchanges_of(one)]
         of_step = sum(count * us for (_, count), us in zip(one["sent"], found, strict=True))
@@ -406,6 +411,7 @@ def floor(one: Row, rows: list[Row], multiprocessors: int) -> dict[str, float]:
     hoisted = one["other_products"] / multiprocessors / find(rows, what="product", kind=kind)["per_us"]
     rate = find(rows, what="copy", **copy_of(one)._asdict())["bytes_per_us"]
     blocks = one["clusters"] * one["cluster"]
+    receiving = one["steps"] * blocks * one["received_bytes"] / rate
     streaming = one["steps"] * blocks * sum(one["streamed_bytes"]) / rate
     loading = 2 * one["clusters"] * one["weight_bytes"] / rate
     kernels = find(rows, what="nodes", layer="dm.DMU", shape=one["shape"], mode=one["precision"])["kernels"]
@@ -413,11 +419,12 @@ def floor(one: Row, rows: list[Row], multiprocessors: int) -> dict[str, float]:
     launches = (kernels - 2) * node + 2 * sweep
     parts = {
         "barriers" if one["cluster"] == 1 else "exchanges": waiting,
+        "inputs": receiving,
         "weights": loading + streaming,
         "products": multiplying + hoisted,
         "launches": launches,
     }
-    total = launches + loading + hoisted + max(streaming, waiting + multiplying)
+    total = launches + loading + hoisted + max(streaming + receiving, waiting + receiving + multiplying)
     return {name: us / 1e3 for name, us in (parts | {"floor": total}).items()}
 
 

@@ -25,7 +25,7 @@ import deepmemory as dm
 from deepmemory.lab.records import Records, versions
 from deepmemory.lab.report import write_report
 from deepmemory.lab.settings import CELLS, Machine, Setting
-from deepmemory.lab.training.progress import Studies
+from deepmemory.lab.training.progress import PlannedStudies
 from deepmemory.lab.training.studies import run_studies
 
 WARM_UP = 50  # studies before the first reading: caches fill, libraries load
@@ -36,7 +36,7 @@ TINY = Setting(
 )
 
 
-class Silent(Studies):
+class Silent(PlannedStudies):
     def say(self, text: str) -> None:
         pass
 

@@ -144,7 +144,7 @@ def test_ratios_in_words_come_from_the_file():
     assert float(many) == round(times["adding-51", ours] / times["adding", ours], 1)
     # Every shape in the table of those where torch's layers are faster is explained below it.
     (behind,) = re.findall(r"<!-- speed behind -->(.*?)<!-- end -->", page, re.DOTALL)
-    (why,) = re.findall(r"<!-- end -->\s+(- \*\*`ptb-1`.*?)\n\n", page, re.DOTALL)
+    (why,) = re.findall(r"<!-- end -->\s+(- \*\*`rl-step`.*?)\n\n", page, re.DOTALL)
     explained = [name for line in re.findall(r"\*\*(.*?)\*\*", why) for name in re.findall(r"`([\w-]+)`", line)]
     assert sorted(re.findall(r"^\| `([\w-]+)`", behind, re.MULTILINE)) == sorted(explained)
 
