@@ -109,6 +109,8 @@ report: venv
 	$(VENV)/bin/dmu report --out docs/depth-study --to docs/depth-study
 	$(VENV)/bin/dmu report --out docs/state-study --to docs/state-study
 	$(VENV)/bin/dmu report --out docs/adding-study --to docs/adding-study
+	$(VENV)/bin/dmu report --out docs/music-study --to docs/music-study
+	$(VENV)/bin/dmu report --out docs/pixels-study --to docs/pixels-study
 
 docs: venv
 	$(VENV)/bin/python -m sphinx -W docs build/docs

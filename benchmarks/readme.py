@@ -91,6 +91,8 @@ def tables() -> dict[str, str]:
             "state-study", f"runs of {RUNS}", lambda one: str(one.solved(f"accuracy_{max(state_tracking.LONGER)}"))
         ),
         "long adding": by_part("adding-study", "test loss by length", lambda one: mean_text(one.test(), "small loss")),
+        "music": by_part("music-study", "nats per frame", lambda one: mean_text(one.score("test"), "loss")),
+        "pixels": by_part("pixels-study", "test accuracy", learned),
         "swap rates": rates.rate_table(swapped),
         "swap advice": rates.advice_table(swapped),
         "swap starts": rates.start_table(swapped),
@@ -115,6 +117,13 @@ def by_part(folder: str, first: str, cell: Callable[[Outcome], str]) -> str:
     titles = dict.fromkeys(title for title, _ in found)
     rows = [[title, *(found.get((title, part), "–") for part in parts)] for title in titles]  # noqa: RUF001
     return markdown_table([first, *parts], rows)
+
+
+def learned(one: Outcome) -> str:
+    """The test accuracy of a model; or that it did not learn."""
+    if one.diverged == len(one.study.runs):
+        return "every run diverged"
+    return mean_text(one.score("test"), ".2%")
 
 
 def perplexity_by_depth(size: str, kinds: Collection[str] = tuple(MODELS)) -> str:

@@ -227,6 +227,26 @@ def test_depth_pays_at_the_large_size_as_the_page_says(recorded):
     assert f"perplexity of {tests['residual DMU, n = 5', 'long']:.1f}, in three minutes" in page
 
 
+def test_music_and_pixels_came_out_as_the_page_says(recorded):
+    page = (DOCS / "beyond.md").read_text()
+    music = {title: one for (title, _), one in recorded("music-study").items()}
+    losses = {title: one.score("test").mean for title, one in music.items()}
+    first, second = sorted(losses, key=losses.get)[:2]
+    assert (first, second) == ("DMU, n = 2", "LSTM")
+    (of_music,) = sys.modules["readme"].recorded("music-study").comparisons()
+    assert f"clearly ahead of the LSTM (p = {of_music.p_value:.3f})" in page
+    assert 3.07 < losses[first] < 3.29
+    assert losses["DMU, n = 2"] < losses["residual DMU, n = 3"] < losses["residual DMU, n = 5"]
+    results = sys.modules["readme"].recorded("pixels-study")
+    pixels = {title: one for (title, _), one in recorded("pixels-study").items()}
+    scores = {title: one.score("test").mean for title, one in pixels.items() if one.diverged < len(one.study.runs)}
+    assert scores.keys() == {"DMU, n = 1", "GRU", "LSTM"}
+    assert 0 < 0.966 - min(scores["DMU, n = 1"], scores["GRU"]) < 0.002  # "within 0.2 points"
+    deep = [run for one in results.outcomes if one.setting.transition for run in one.study.runs]
+    assert (len(deep), {run.state for run in deep}) == (14, {"diverged"})
+    assert {one.setting.lr for one in results.outcomes} == {0.005, 0.01}  # 0.002 "has not been trained"
+
+
 def test_states_are_tracked_as_reliably_as_the_page_says(recorded):
     kept = {key: one.solved("accuracy_64") for key, one in recorded("state-study").items()}
     one_layer, two_layers, rhn = "DMU, n = 1", "DMU, n = 2", "RHN, n = 3"

@@ -89,7 +89,8 @@ def test_make_demo_says_how_long_it_takes_and_installs_the_lab_alone():
 
 
 def test_make_report_builds_the_committed_pages():
-    folders = ["docs/reproduction", "docs/gradients-study", "docs/depth-study", "docs/state-study", "docs/adding-study"]
+    experiments = ["depth", "state", "adding", "music", "pixels"]
+    folders = ["docs/reproduction", "docs/gradients-study", *(f"docs/{name}-study" for name in experiments)]
     assert recipe("report")[-len(folders) :] == [
         f".venv/bin/dmu report --out {folder} --to {folder}" for folder in folders
     ]

@@ -18,7 +18,7 @@ RUNS = 5
 SEARCH_RUNS = 1  # at every rate; the best one of each model is then trained with all runs
 MODELS = (*(("dmu", n) for n in (1, 2)), *(("residual", n) for n in (3, 5)), ("gru", 1), ("lstm", 1))  # kind, depth
 # Of every model; a DMU's module has lr / 2n.
-RATES = {"100k": (0.004, 0.008, 0.016, 0.032, 0.064), "1m": (0.004, 0.008)}
+RATES = {"100k": (0.004, 0.008, 0.016, 0.032, 0.064), "1m": (0.004, 0.008, 0.016)}
 TRAINING: dict[str, Any] = {
     "music": "nottingham",
     "batch": 16,

@@ -183,7 +183,7 @@ def test_the_page_says_where_the_dmu_wins_and_where_it_does_not(tmp_path):
     text = markdown.render(page_of(tmp_path, studies))
     assert "| 100k | residual DMU, n = 3 | 96.70% ± 0.16 | GRU | 95.70% ± 0.16 |" in text
     assert "| DMU better | DMU better |" in text  # than the GRU, and than the published number
-    assert "So far there are 4 of 15 studies. All 5 runs are there for 2 of the 4 models in the table, and at" in text
+    assert "So far there are 4 of 25 studies. All 5 runs are there for 2 of the 4 models in the table, and at" in text
     assert "at least 2 for the others." in text
     assert "the same learning rates, 2 runs each;" in text
 

@@ -30,6 +30,8 @@ KEPT = {
     "docs/depth-study": ["beyond"],
     "docs/state-study": ["beyond"],
     "docs/adding-study": ["beyond"],
+    "docs/music-study": ["beyond"],
+    "docs/pixels-study": ["beyond"],
 }
 
 

@@ -220,8 +220,8 @@ LAYOUTS: dict[str, Layout] = {
         "MNIST read pixel by pixel in one fixed random order, with dropout and about 100 thousand or a million weights "
         "in every model. Scores are accuracies, as mean and standard deviation over the runs, each at the epoch with "
         "the best validation accuracy. The published number to compare with is LEM's 96.6% (arXiv:2110.04744, 68 "
-        "thousand weights). The smaller models were trained with the same learning rates, {searched}; the one with the "
-        "lowest mean validation loss was trained with all runs and is shown. " + COMPARED,
+        "thousand weights). Every model was trained with the same learning rates, {searched}; the one with the lowest "
+        "mean validation loss was trained with all runs and is shown. " + COMPARED,
         "Permuted MNIST: test accuracy of every run, and their mean.",
         beyond_figures.draw_scores,
         [RATE, *score_columns("accuracy")],
