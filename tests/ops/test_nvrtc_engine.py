@@ -333,6 +333,25 @@ def test_half_precision_without_tensor_cores(case, mixed, use_layout):
     compare(rec, d, hidden, layout=small(2, 2, SHARED), use_layout=use_layout, dtype=torch.bfloat16, mixed=mixed)
 
 
+@pytest.mark.parametrize("place", [REGISTERS, SHARED, GLOBAL])
+@pytest.mark.parametrize("product", [FMA, MMA])
+def test_float32_weights_are_rounded_wherever_they_stay(product, place, use_layout):
+    """As torch's autocast does; else a result would depend on the layout, and so on the size of a batch."""
+    from deepmemory import ops
+
+    use_layout(small(1, 1, place, product=product))
+    recurrent = torch.tensor([[1 + 2**-10, -1.0], [0.5, -0.5 - 2**-11]], device=DEVICE)  # rounded: nothing is left
+    weights = [
+        torch.zeros(2, 1, device=DEVICE),
+        recurrent,
+        torch.zeros(2, device=DEVICE),
+        torch.zeros(2, device=DEVICE),
+    ]
+    x, h = (torch.full(size, 1.0, dtype=torch.bfloat16, device=DEVICE) for size in ((1, 1, 1), (1, 2)))
+    y, _ = ops.scan(Recurrence("rnn", "tanh"), x, (h,), weights, engine="nvrtc")
+    assert y.tolist() == [[[0.0, 0.0]]]
+
+
 @pytest.mark.parametrize("place", [SHARED, GLOBAL, MIXED])
 @pytest.mark.parametrize("case", ["dmu-n2", "gru", "rhn-3-no-bias", "dmu-n5"])
 def test_weights_may_stay_anywhere(case, place, use_layout):
