@@ -245,6 +245,10 @@ def test_music_and_pixels_came_out_as_the_page_says(recorded):
     deep = [run for one in results.outcomes if one.setting.transition for run in one.study.runs]
     assert (len(deep), {run.state for run in deep}) == (14, {"diverged"})
     assert {one.setting.lr for one in results.outcomes} == {0.005, 0.01}  # 0.002 "has not been trained"
+    why = " ".join((DOCS / "why-dmu.md").read_text().split())
+    said = "{DMU, n = 2:.2f} nats per frame, against {LSTM:.2f} of an LSTM and {GRU:.2f} of a GRU"
+    assert said.format(**losses) in why
+    assert abs(scores["DMU, n = 1"] - scores["GRU"]) < 0.001  # "within 0.1 points"
 
 
 def test_states_are_tracked_as_reliably_as_the_page_says(recorded):

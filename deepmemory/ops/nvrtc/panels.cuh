@@ -1,7 +1,6 @@
 // Products of the weights that a block owns with its rows' inputs.
 
 constexpr int PADDED_ROWS = TENSOR_CORES ? round_up(ROWS, 8) : ROWS;
-constexpr int LOADED_REGISTERS = 64;  // of a lane, for weights on their way to shared memory: short sequences wait for them
 
 // Four weights as they stay in shared memory, where those of exact products in half precision take half of the room, and of
 // the time to read them.
@@ -491,7 +490,7 @@ template <int STAGE, bool BACK> struct Panel {
     // loads at once are on their way.
     DEVICE static const Staying* fill_shared(const Arguments& a, int run, int rank, Staying*& memory) {
         constexpr int of_unit = S::quads_of_unit / RUNS, of_item = J / RUNS * S::lanes, size = S::shared * of_unit;
-        constexpr int at_once = larger(1, smaller(8, LOADED_REGISTERS * 4 / int(sizeof(Fetched))));
+        constexpr int at_once = 4 / RUNS;
         Staying* to = memory;
         for (int begin = thread_index(); begin < size; begin += at_once * THREADS) {
             Fetched all[at_once];
