@@ -156,16 +156,23 @@ def beyond(
 
 
 def best_of(name: str, settings: Sequence[Setting], out: Path) -> list[Setting]:
-    """The settings of an experiment that were best on validation, one for each model that has been trained."""
+    """The settings of an experiment that were best on validation, one for each model that has been trained.
+
+    There is none for a model whose runs all diverged.
+    """
     from deepmemory.lab.beyond.rates import best_studies
-    from deepmemory.lab.records import Records
+    from deepmemory.lab.records import DIVERGED, Records
 
     if not settings:
         return []
     records = Records(out)
     studies = [study for setting in settings if (study := records.study(setting.key)) and study.runs]
     records.close()
-    best = {study.setting.key for study in best_studies(studies, EXPERIMENTS[name].part_of)}
+    best = [
+        study.setting.key
+        for study in best_studies(studies, EXPERIMENTS[name].part_of)
+        if any(run.state != DIVERGED for run in study.runs)
+    ]
     return [setting for setting in settings if setting.key in best]
 
 

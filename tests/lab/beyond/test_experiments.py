@@ -203,6 +203,17 @@ def test_rates_are_searched_with_few_runs_and_the_best_gets_all(tmp_path, monkey
     assert {lr: len(study.runs) for lr, study in studies.items()} == dict.fromkeys(studies, 1) | {best.setting.lr: 3}
 
 
+def test_a_model_that_diverges_at_every_rate_gets_no_more_runs(tmp_path, monkeypatch):
+    few = replace(EXPERIMENTS["state-tracking"], search_runs=1)
+    monkeypatch.setitem(EXPERIMENTS, "state-tracking", few)
+    monkeypatch.setattr(beyond.state_tracking, "RATES", (1e30, 1e31))
+    chosen = ["--parts", "parity", "--kinds", "residual", "--runs", 3]
+    changes = [f"--set={change}" for change in TINY["state-tracking"]]
+    result = invoke("beyond", "state-tracking", *changes, *chosen, "--device", "cpu", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert [[run.state for run in study.runs] for study in Records(tmp_path).studies()] == [["diverged"]] * 4
+
+
 @pytest.mark.parametrize("arguments", ["beyond long-adding --kinds gru", "paper adding --cells gru"])
 def test_a_change_that_no_study_has_is_refused(arguments, tmp_path):
     with pytest.raises(ValueError, match="none of the selected studies has the setting transition_dropout"):
