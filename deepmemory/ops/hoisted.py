@@ -41,7 +41,7 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype | None = None) -> Te
     return torch.stack([_bmm(of_a.mT, of_b, dtype).sum(0) for of_a, of_b in zip(a, b, strict=True)])
 
 
-def _bmm(left: Tensor, right: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _bmm(left: Tensor, right: Tensor, dtype: torch.dtype | None) -> Tensor:  # torch's refuses None as its out_dtype
     return torch.bmm(left, right) if dtype is None else torch.bmm(left, right, out_dtype=dtype)
 
 
