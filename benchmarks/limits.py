@@ -5,8 +5,7 @@ python benchmarks/limits.py        # results/limits_h200.json: on a machine with
 Small kernels (``limits.cu``, compiled by NVRTC) measure what the engine's steps are made of: a barrier, a layer of a
 step without its products, an exchange between multiprocessors, weights on their way from the L2 cache, products, a
 kernel in a CUDA graph. Exchanges and copies check what they receive; the time of a kernel that found an error is
-refused.
-``floor`` adds up what the engine's layout needs of each.
+refused. ``floor`` adds up what the engine's layout needs of each.
 """
 
 import argparse

@@ -66,7 +66,7 @@ def divide_rates(optimiser: Optimizer, model: nn.Module) -> Optimizer:
 
     The parameter groups keep the undivided rate, so that schedulers, ``group["lr"] = ...`` and logs work as they do
     without a DMU. The division happens inside ``optimiser.step()``. Call this function before you create a scheduler or
-    load the optimiser's state. Weight decay is not changed.
+    load the optimiser's state. The groups' ``weight_decay`` is not changed.
 
     >>> import torch, deepmemory as dm
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), dm.DMUCell(8, 16))

@@ -99,7 +99,7 @@ def _pe_libraries(data: bytes) -> list[str]:
 
 
 def check(name: str, library: bytes) -> None:
-    """Exit if a library needs others than those of its system."""
+    """Exit if a library needs another that its system does not have."""
     foreign = [needed for needed in dynamic_libraries(library) if not SYSTEM_LIBRARIES.fullmatch(needed)]
     if foreign:
         raise SystemExit(f"{name}: the CPU engine needs {', '.join(foreign)}")

@@ -82,7 +82,7 @@ class Passage:
 
     @property
     def satisfied(self) -> bool:
-        """Whether the modulus of all eigenvalues is below the limit."""
+        """Whether the modulus of every eigenvalue is below the limit."""
         return self.margin > 0
 
     @cached_property

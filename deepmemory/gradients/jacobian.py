@@ -50,8 +50,7 @@ def step_jacobian(dmu: DMU | DMUCell, x: Tensor, h: Tensor, layer: int = 0, dire
 
     Args:
         dmu: A layer or a cell, with any transition.
-        x: The layer's input at this step: (m,) or (B, m). For other layers than the first, this is
-            the output of the layer below.
+        x: The layer's input at this step: (m,) or (B, m). Above the first layer, it is the output of the layer below.
         h: The state before the step: (d,) or (B, d).
         layer: Index of the layer.
         direction: 0 forward, 1 backward.

@@ -420,7 +420,7 @@ class Launcher:
         None, "ray: address of the cluster, or auto; default: Ray on this machine only", LAUNCHING
     )
     group: int = option(
-        0, "ray: maximum number of runs per task; 0: all on a GPU, 16 per CPU, 1 if it is large", LAUNCHING, least=0
+        0, "ray: maximum number of runs per task; 0: all on a GPU, 16 per CPU, 1 large network", LAUNCHING, least=0
     )
     cpus: float = option(1.0, "ray: CPUs per task", LAUNCHING, least=0)
     gpus: float = option(

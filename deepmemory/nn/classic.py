@@ -195,7 +195,7 @@ class LSTM(Recurrent):
         batch_first: ``True`` for input and output of shape (batch, time, features).
         dropout: Probability of dropout on the output of every layer but the last.
         bidirectional: ``True`` adds a second direction, which reads the sequence backwards.
-        proj_size: Number of features that h is projected to, on the plain engine; 0 for no projection.
+        proj_size: Number of features that h is projected to; 0 for no projection. With one, the plain engine runs.
         device: Device of the weights.
         dtype: Data type of the weights.
         memory_bias: Added to the bias of the forget gate at initialisation, as in :class:`deepmemory.DMU`; with 3, a

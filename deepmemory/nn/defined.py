@@ -37,7 +37,7 @@ class Defined(nn.Module):
         return self
 
     def _memory_entries(self) -> Iterator[Tensor]:
-        """Yield the bias entries that start at ``memory_bias``, for each layer and direction; nothing if it is 0."""
+        """Yield the bias entries that ``memory_bias`` is added to, for each layer and direction; nothing if it is 0."""
         for weights, _, hidden_size in self._weights_by_layer():
             if self.memory_bias:
                 # .data, so that autograd does not refuse a call of apply between forward and backward

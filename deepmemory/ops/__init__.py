@@ -77,7 +77,7 @@ def scan(
 
 
 def starting_state(zeros: Zeros, engine: str, x: Tensor, weights: list[Tensor]) -> tuple[Tensor, ...]:
-    """Zeros as tensors; zero tensors without memory, which no kernel has to fill, if only an engine reads them."""
+    """Zeros as tensors: without memory, which no kernel has to fill, if only an engine that supports it reads them."""
     shapes = [(x.shape[-2], width) for width in zeros.widths]
     if engine == "plain" or not engines.FUSED[engine].reads_zeros or fused.is_seen((x, *weights)):
         return tuple([x.new_zeros(shape) for shape in shapes])

@@ -93,7 +93,7 @@ def in_functorch() -> bool:
 def one_by_one(backward: Callable[..., tuple]) -> Callable[..., tuple]:
     """Make a backward pass accept batched gradients (``is_grads_batched``, ``vectorize``), too.
 
-    Their tensors are batched by a mechanism that is older than ``torch.func`` and to which no rules can be added.
+    Such gradients are batched by a mechanism that is older than ``torch.func`` and to which no rules can be added.
     """
 
     @wraps(backward)

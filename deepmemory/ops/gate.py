@@ -49,7 +49,7 @@ def forward(
 
 
 def _without_zeros(given: list[Tensor], end: int) -> list[Tensor]:
-    """Replace states that are zero tensors without memory by x, because the engine can read them, too."""
+    """Replace states that are zero tensors without memory, which the engine supports, by x, which passes the check."""
     x = given[0]
     states = [x if t._is_zerotensor() and (t.dtype, t.device) == (x.dtype, x.device) else t for t in given[1:end]]
     return [x, *states, *given[end:]]

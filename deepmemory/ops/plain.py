@@ -149,7 +149,7 @@ def iterate(
     sequences: Sequences = FULL_LENGTH,
     reverse: bool = False,
 ) -> tuple[Tensor, State]:
-    """Apply ``step`` at every time, from zero after a reset; in the padding the state stays and y is zero."""
+    """Apply ``step`` at every time, from zero at a reset; in the padding the state stays and y is zero."""
     # torch 2.9 reports everything that it compiles as being exported.
     exporting = torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
     if exporting and (isinstance(inputs.shape[0], torch.SymInt) or inputs.shape[0] > 1):

@@ -354,9 +354,8 @@ def selection(
 def papers_setting(task: str, cell: str, changes: Mapping[str, str], quick: bool = False) -> Setting:
     """The paper's setting of a task and cell, or that of an experiment beyond it, with some values changed.
 
-    A task that neither of them has starts from the defaults of :class:`Setting`.
-    With real data, and for a DMU beyond the paper, ``depth`` selects one of the settings instead, because the width
-    changes with it.
+    A task that neither of them has starts from the defaults of :class:`Setting`. With real data, and for a DMU beyond
+    the paper, ``depth`` selects one of the settings instead, because the width changes with it.
     """
     from deepmemory.lab import beyond as further
     from deepmemory.lab import paper as published

@@ -175,7 +175,7 @@ def compose(
     tune: Annotated[
         int | None,
         typer.Option(
-            min=0, help="number of the test piece to continue; default: the first, or an example for a released network"
+            min=0, help="number of the test piece to continue; default: the first, or an example if no data is read"
         ),
     ] = None,
     source: Annotated[Path | None, typer.Option("--from", help="MIDI file to continue")] = None,

@@ -11,7 +11,7 @@ from deepmemory.lab.training.random_streams import TEST, TRAINING, VALIDATION
 
 SPLITS = {TRAINING: "train", VALIDATION: "valid", TEST: "test"}
 FORMATS = {"loss": ".4f", "perplexity": ".2f", "accuracy": ".4f"}  # of measures, with digits to tell epochs apart
-Shard = tuple[int, int]  # number of this process and of all: each takes its part of the sequences of every batch
+Shard = tuple[int, int]  # index of this process, and the number of processes: each takes its part of every batch
 WHOLE: Shard = (0, 1)
 Shape = tuple[int, ...]  # time steps of a batch; batches of one shape are made by the same operations
 

@@ -17,8 +17,8 @@ from deepmemory.lab.training.random_streams import TEST
 class PTB(NatLang):
     """The text of ``natlang`` with a larger network, which embeds words and predicts them with the same matrix.
 
-    The perplexity is exp(loss). The test text is read from beginning to end as one stream; the validation text, which
-    is measured after every epoch, as as many streams as a batch has rows.
+    The perplexity is exp(loss). The test text is read from beginning to end as one stream. The validation text, which
+    is measured after every epoch, is cut into as many streams as a batch has rows.
     """
 
     title: ClassVar[str] = "Penn Treebank"

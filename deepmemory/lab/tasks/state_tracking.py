@@ -27,7 +27,7 @@ class StateTracking(SyntheticTask):
 
     Each element is a class, so a guess is right with probability 1 / (number of elements). The loss, by which a run's
     best weights are chosen, is that of sequences as long as those in training. The accuracy is the share of all
-    positions whose product is right, at that length and at those in ``LONGER``.
+    positions whose product is right, at that length and at its multiples in ``LONGER``.
     """
 
     title: ClassVar[str] = "State tracking"
@@ -96,7 +96,7 @@ class StateTracking(SyntheticTask):
         feeds = [feed]
         for times in LONGER:
             task = StateTracking(self.group, self.length * times)
-            # After an epoch, every longer length has as many positions; else the longest would take most of the time.
+            # After an epoch, longer lengths have equally many positions; else the longest would take most of the time.
             count = feed.count if split == TEST else max(1, feed.count * LONGER[0] // times)
             feeds.append(FixedFeed(task, split, count, batch_size, seeds.device, dtype))
         return SeveralLengths(feeds)

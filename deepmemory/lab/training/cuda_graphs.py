@@ -14,7 +14,7 @@ WARM_UP = 3  # steps before a capture: kernels get compiled, and memory is alloc
 
 
 def capture(step: Callable[[], None], changed: list[Tensor], pool: Any = None) -> Callable[[], None]:
-    """Return a function that replays the step; the tensors that it changes, ``changed``, keep their values for now."""
+    """Return a function that replays the step; capturing restores ``changed``, the tensors that the step changes."""
     before = [tensor.detach().clone() for tensor in changed]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

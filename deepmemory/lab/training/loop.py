@@ -168,7 +168,7 @@ class Steps:
 
 
 def clipped(grads: Sequence[Tensor], longest: float) -> list[Tensor]:
-    """Gradients (R, ...), scaled down for each run whose norm over all weights is larger than ``longest``."""
+    """Gradients (R, ...), scaled down for each run whose gradient of all weights has a norm above ``longest``."""
     norms = torch.stack([grad.flatten(1).norm(dim=1) for grad in grads]).norm(dim=0)  # (R,)
     factors = longest / norms.clamp(min=longest)
     if len(factors) == 1:

@@ -243,7 +243,7 @@ def finish_recorded(records: Records, setting: Setting, seeds: Sequence[int], sa
 
 
 def recorded_ends(study: Study, setting: Setting, seeds: Sequence[int]) -> dict[int, tuple[str, dict[str, float]]]:
-    """Final state and test results, by seed, of runs with all their epochs, if every epoch was tested."""
+    """By seed, the state and the best epoch's test results of runs that have ended, if every epoch was tested."""
     ends = {}
     for run in study.runs if "test_loss" in study.series else ():
         ended = run.state in (REACHED, DIVERGED) or run.epochs >= setting.epochs

@@ -176,7 +176,7 @@ class BeyondResults:
         return {part: [one for one in self.shown if one.part == part] for part in parts}
 
     def comparisons(self) -> list[Comparison]:
-        """The best DMU and the best other cell on validation, for each part with both; test scores must not choose."""
+        """The best DMU and other cell of each part with both, chosen on validation: the test would flatter them."""
         found = []
         for outcomes in self.by_part().values():
             tested = [one for one in outcomes if one.tested]

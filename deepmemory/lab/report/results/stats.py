@@ -31,7 +31,7 @@ def seconds_by_session(study: Study) -> dict[int, float]:
 
 
 def spread(values: Sequence[float], best: int) -> Spread:
-    """The value at index ``best``, mean and sample deviation; as in the paper, a run of nan makes the last two nan."""
+    """The value at index ``best``, mean and sample deviation; both None, nan in the paper, if a value is not finite."""
     if not all(map(math.isfinite, values)):
         return Spread(values[best], None, None)
     return Spread(values[best], statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)

@@ -83,7 +83,7 @@ class StudyResult:
 
     @cached_property
     def complete(self) -> list[Run]:
-        """Runs that have had all epochs, and diverged ones; these count alone only if all runs diverged."""
+        """Runs that have had all epochs, and the diverged ones if there are such runs or if all runs diverged."""
         full = [run for run in self.begun if run.epochs >= self.epochs or run.state == REACHED]
         lost = [run for run in self.begun if run.state == DIVERGED and run not in full]
         return full + lost if full or len(lost) == len(self.begun) else []

@@ -1,4 +1,4 @@
-"""Which trials count, which are tried again and which are surplus, if several workers share a search."""
+"""Which trials count, which are tried again and which are surplus, when several workers share a search."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LONGEST_TEXT = 300  # characters of a sentence
 
 
 class RequestError(Exception):
-    """A request is refused; has the HTTP status, and one sentence that says what is wrong."""
+    """A request is refused: the HTTP status, and one sentence that says what is wrong."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
