@@ -140,7 +140,7 @@ def check(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> Non
 
 
 def choose(engine: str, rec: Recurrence, x: Tensor, weights: list[Tensor]) -> str:
-    """Choose the engine for this case; an engine requested by name is never replaced silently."""
+    """Choose the engine for this case; one requested by name is never replaced, except by plain for an empty batch."""
     if engine == "plain" or not x.shape[-2]:  # an empty batch needs no fast engine
         return "plain"
     if engine != "auto":

@@ -29,7 +29,7 @@ TRAINING: dict[str, Any] = {
     "beta2": 0.99,
     "weight_decay": 1e-5,
 }
-PRECISION = {"100k": "32-true", "1m": "bf16-mixed"}  # half the time for large models; states stay float32
+PRECISION = {"100k": "32-true", "1m": "bf16-mixed"}  # faster for large models; states stay float32
 DROPOUT: dict[str, dict[str, float]] = {  # with 0.2 inside the recurrence, deep and wide models hardly begin to learn
     "100k": {"input_dropout": 0.05, "recurrent_dropout": 0.05, "output_dropout": 0.2},
     "1m": {"input_dropout": 0.1, "recurrent_dropout": 0.1, "output_dropout": 0.5},

@@ -158,7 +158,7 @@ def beyond(
 def best_of(name: str, settings: Sequence[Setting], out: Path) -> list[Setting]:
     """The settings of an experiment that were best on validation, one for each model that has been trained.
 
-    There is none for a model whose runs all diverged.
+    There is none for a model whose runs at its best rate all diverged.
     """
     from deepmemory.lab.beyond.rates import best_studies
     from deepmemory.lab.records import DIVERGED, Records
