@@ -80,7 +80,7 @@ class TestWithoutTheCpuEngine:
             dm.LSTM(3, 4, proj_size=2),
         ]
         with warnings.catch_warnings():
-            warnings.simplefilter("error")
+            warnings.simplefilter("error", RuntimeWarning)  # torch has warnings of its own on first use
             for layer in layers:
                 layer(x)
             with torch.autograd.forward_ad.dual_level():
